@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from bertjax.config import durations
-from bertjax.config.durations import SECONDS_PER_UNIT, Duration, is_percentage
+from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.errors import InputError
@@ -24,6 +24,8 @@ _AT_LEAST_1 = (
     "max_to_keep",
 )
 _AT_LEAST_0 = ("eval_batches", "eval_batch_size")
+# Intervals, and the fewest steps of each.
+_INTERVALS = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,9 +236,8 @@ class Config:
     @property
     def has_epoch_durations(self) -> bool:
         """True if data are needed to resolve the durations."""
-        values = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
-        values += [self.keep_period, self.optimizer.warmup, self.optimizer.cooldown]
-        values.append(self.optimizer.decay_steps)
+        values = [self.steps, *(getattr(self, name) for name in _INTERVALS)]
+        values += [self.optimizer.warmup, self.optimizer.decay_steps, self.optimizer.cooldown]
         return any(isinstance(value, str) and "epoch" in value for value in values)
 
     def resolve(self, examples_per_epoch: int | None = None) -> "Config":
@@ -268,11 +269,18 @@ class Config:
                 cooldown=to_steps("optimizer.cooldown", optimizer.cooldown, total, 0),
                 decay_steps=to_steps("optimizer.decay_steps", decay, total, total),
             )
+        may_be_times = ["checkpoint_every", "eval_every"]
+        may_be_times += ["keep_period"] if self.budget_seconds else []
         intervals: dict[str, Any] = {}
-        for name, minimum in self._step_intervals().items():
+        for name, minimum in _INTERVALS.items():
             value = getattr(self, name)
+            if name in may_be_times and (seconds := self.interval_seconds(name)) is not None:
+                if minimum and not seconds:
+                    raise InputError(f"{name}={value!r}: is 0. Use more.")
+                continue
             steps = to_steps(name, value, total, minimum)
-            if steps and is_percentage(value):  # 1% of a short run may be less than a step
+            _, unit = durations.parse_duration(name, value)
+            if steps and unit == "%":  # 1% of a short run may be less than a step
                 steps = max(steps, MIN_INTERVAL_STEPS)
             intervals[name] = steps
         resolved = dataclasses.replace(
@@ -280,20 +288,6 @@ class Config:
         )
         resolved.optimizer_config()
         return resolved
-
-    def _step_intervals(self) -> dict[str, int]:
-        """Return the fields of intervals that are not times, with the fewest steps of each."""
-        intervals = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
-        may_be_times = ["checkpoint_every", "eval_every"]
-        if self.budget_seconds:
-            may_be_times.append("keep_period")
-        for name in may_be_times:
-            seconds = self.interval_seconds(name)
-            if seconds == 0 and intervals[name]:
-                raise InputError(f"{name}={getattr(self, name)!r}: is 0. Use more.")
-            if seconds is not None:
-                del intervals[name]
-        return intervals
 
     def optimizer_config(self) -> OptimizerConfig:
         """Return the optimizer of a resolved configuration.

@@ -35,11 +35,6 @@ def parse_duration(name: str, value: Duration) -> tuple[float, str]:
     return float(match[1]), unit
 
 
-def is_percentage(value: Duration) -> bool:
-    """Return whether a valid duration is in percent."""
-    return isinstance(value, str) and ("%" in value or "percent" in value)
-
-
 def to_steps(
     name: str,
     value: Duration,
@@ -67,22 +62,18 @@ def to_steps(
         )
     if unit == "step":
         return int(number)
+    exact = Fraction(repr(number))  # in decimals: 7% of 100 is 7
     if unit == "example":
-        return _multiply_and_round_up(number, 1, batch_size)
+        return math.ceil(exact / batch_size)
     if unit == "epoch":
         if examples_per_epoch is None:
             raise InputError(f"{name}={value!r}: the length of an epoch is unknown. Set data.dir.")
-        return _multiply_and_round_up(number, examples_per_epoch, batch_size)
+        return math.ceil(exact * examples_per_epoch / batch_size)
     if total_steps is None:
         raise InputError(
             f"{name}={value!r}: the number of steps of the run is unknown. Use steps or epochs."
         )
-    return _multiply_and_round_up(number, total_steps, 100)
-
-
-def _multiply_and_round_up(number: float, numerator: int, denominator: Fraction | int) -> int:
-    """Return number * numerator / denominator, rounded up; exact in decimals: 7% of 100 is 7."""
-    return math.ceil(Fraction(repr(number)) * numerator / denominator)
+    return math.ceil(exact * total_steps / 100)
 
 
 def fraction_of_budget(name: str, value: Duration, budget_seconds: float) -> float:

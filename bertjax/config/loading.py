@@ -112,11 +112,10 @@ def read_model_config(path: epath.Path) -> BertConfig:
 
 
 def _read_json(path: epath.Path) -> dict[str, Any]:
+    content = check_file(path).read_bytes()
     try:
-        raw = json.loads(check_file(path).read_text())
+        raw = json.loads(content)
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: is not JSON ({error}). Use a file that a run wrote.") from error
     if not isinstance(raw, dict):
         raise InputError(f"{path}: is not a configuration. Use a file that a run wrote.")

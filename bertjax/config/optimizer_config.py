@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -64,8 +63,11 @@ class OptimizerConfig(OptimizerFields):
     num_hidden_layers: int = 12
 
     def __post_init__(self) -> None:
-        self._check_choice("name", OPTIMIZERS)
-        self._check_choice("schedule", SCHEDULES)
+        for name, choices in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(
+                    f"optimizer.{name}={value!r}: is unknown. Use one of {', '.join(choices)}."
+                )
         for name in ("learning_rate", "eps", "max_grad_norm"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
@@ -90,16 +92,7 @@ class OptimizerConfig(OptimizerFields):
             )
         self._check_durations()
 
-    def _check_choice(self, name: str, choices: Sequence[str]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise InputError(
-                f"optimizer.{name}={value!r}: is unknown. Use one of {', '.join(choices)}."
-            )
-
     def _check_durations(self) -> None:
-        if self.total_steps < 1:
-            raise InputError(f"steps={self.total_steps}: trains nothing. Use at least 1.")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise InputError(
                 f"optimizer.warmup={self.warmup_steps}: is not from 0 to less than the schedule, "

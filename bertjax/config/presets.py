@@ -25,6 +25,7 @@ _SMOKE: dict[str, Any] = {
     "log_every": 5,
     "checkpoint_every": 10,
     "eval_every": 20,
+    "model": {"dtype": "float32"},
 }
 _SMOKE_MODEL = {
     "num_hidden_layers": 2,
@@ -55,7 +56,7 @@ def finetuning_config(
     config = copy.deepcopy(_FINETUNING) | {"task": task, "init": init, "data": dict(data)}
     _merge(config, fields)
     if smoke:
-        _merge(config, _SMOKE | {"model": {"dtype": "float32"}})
+        _merge(config, _SMOKE)
         if not init:
             config["model"] = dict(_SMOKE_MODEL)
         _merge(config, smoke_overrides or {})
