@@ -97,7 +97,6 @@ def make_parallel_trainer(
     trials: Sequence[Trial],
     task: Task,
     step_functions: ParallelStepFunctions,
-    batch_size: int,
     workdir: epath.Path,
     sweep_dir: epath.Path,
 ) -> Trainer:
@@ -105,13 +104,12 @@ def make_parallel_trainer(
 
     Args:
       trials: the runs, at most as many as the step functions have.
-      task: their data, prepared once for all.
+      task: their data, prepared once for all; its objective has the batch size of each run.
       step_functions: compiled once for all runs of the shape.
-      batch_size: sequences of the batch of each run.
       workdir: directory of these runs.
       sweep_dir: directory of the sweep, which records the initial model of all its runs.
     """
-    first = trials[0].config
+    first, batch_size = trials[0].config, task.objective.batch_size
     task = task.with_config(resolve_like(first, task.config))
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     num_copies = len(step_functions.configs) - len(trials)

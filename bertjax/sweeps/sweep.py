@@ -66,46 +66,31 @@ def sweep(
             raise InputError(
                 f"steps={trial.config.steps!r}: a sweep has no time budget. Use steps or epochs."
             )
+    num_parallel = runs_per_device * jax.device_count()
     with WorkdirLock(workdir) as lock:
-        return _sweep(trials, base_config, workdir, runs_per_device * jax.device_count(), lock)
-
-
-def _sweep(
-    trials: Sequence[Trial],
-    base_config: Config,
-    workdir: epath.Path,
-    num_parallel: int,
-    lock: WorkdirLock,
-) -> dict[str, Any]:
-    state, primary_metric = SweepState(workdir, trials), ""
-    for group in group_by_shape(trials):
-        task = _load_task(group[0].config)
-        state.check_data(group, task)
-        primary_metric = primary_metric or _choose_primary_metric(task, group[0].config)
-        remaining = [trial for trial in group if trial.name not in state.results]
-        if not remaining:
-            continue
-        step_functions, batch_size = _make_step_functions(group, task, num_parallel)
-        for first in range(0, len(remaining), num_parallel):
-            lock.check()
-            selected = remaining[first : first + num_parallel]
-            _log.info(
-                "%d of %d runs done; now %s.",
-                len(state.results),
-                len(trials),
-                "; ".join(trial.name for trial in selected),
-            )
-            directory = state.parallel_dir(selected, num_parallel)
-            trainer = make_parallel_trainer(
-                selected, task, step_functions, batch_size, directory, workdir
-            )
-            trainer.train()
-            _record(trainer, selected, primary_metric, state, base_config)
-    result = summarize(trials, state.results, primary_metric)
-    if distributed.is_process_0():
-        write_json(workdir / RESULT_FILE, result)
-        state.remove_unfinished()
-    return result
+        state, primary_metric = SweepState(workdir, trials), ""
+        for group in group_by_shape(trials):
+            task = _load_task(group[0].config)
+            state.check_data(group, task)
+            primary_metric = primary_metric or _choose_primary_metric(task, group[0].config)
+            remaining = [trial for trial in group if trial.name not in state.results]
+            if not remaining:
+                continue
+            step_functions = _make_step_functions(group, task, num_parallel)
+            for first in range(0, len(remaining), num_parallel):
+                lock.check()
+                selected = remaining[first : first + num_parallel]
+                names = "; ".join(trial.name for trial in selected)
+                _log.info("%d of %d runs done; now %s.", len(state.results), len(trials), names)
+                directory = state.parallel_dir(selected, num_parallel)
+                trainer = make_parallel_trainer(selected, task, step_functions, directory, workdir)
+                trainer.train()
+                _record(trainer, selected, primary_metric, state, base_config)
+        result = summarize(trials, state.results, primary_metric)
+        if distributed.is_process_0():
+            write_json(workdir / RESULT_FILE, result)
+            state.remove_unfinished()
+        return result
 
 
 def _load_task(config: Config) -> Task:
@@ -121,14 +106,13 @@ def _load_task(config: Config) -> Task:
 
 def _make_step_functions(
     group: Sequence[Trial], task: Task, num_parallel: int
-) -> tuple[ParallelStepFunctions, int]:
-    """Return the step functions of runs of one shape, and the largest of their batch sizes."""
+) -> ParallelStepFunctions:
+    """Return the step functions of runs of one shape; all have the largest of the batch sizes."""
     first = group[0].config
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     prepared = [prepare_task(task, resolve_like(trial.config, config)) for trial in group]
-    batch_size = max(task.objective.batch_size for task in prepared)
-    task.objective.batch_size = batch_size
-    return ParallelStepFunctions([config] * num_parallel, task.objective), batch_size
+    task.objective.batch_size = max(task.objective.batch_size for task in prepared)
+    return ParallelStepFunctions([config] * num_parallel, task.objective)
 
 
 def _record(
