@@ -23,8 +23,7 @@ from test_interface import write_model
 
 from bertjax.cli import termination
 from bertjax.serving import server as server_module
-from bertjax.serving.page import render_page
-from bertjax.serving.server import bind_socket
+from bertjax.serving.server import bind_socket, render_page
 from data_pipelines.errors import InputError
 
 

@@ -26,13 +26,6 @@ class Point(NamedTuple):
     value: float
 
 
-class LegendEntry(NamedTuple):
-    """A curve's split, which is its CSS class, and its last value."""
-
-    split: str
-    value: str
-
-
 class Chart(NamedTuple):
     """A chart as the templates show it.
 
@@ -41,7 +34,7 @@ class Chart(NamedTuple):
       svg: content of the <svg> element.
       layout: size and margins of the drawing.
       note: plain text beside the title.
-      legend: an entry for each curve.
+      legend: the split of each curve, which is its CSS class, and the curve's last value.
       curves: data of each curve for charts.js; see `_curve_for_js`.
       last_step: right end of the horizontal axis.
     """
@@ -50,7 +43,7 @@ class Chart(NamedTuple):
     svg: str
     layout: Layout
     note: str = ""
-    legend: Sequence[LegendEntry] = ()
+    legend: Sequence[tuple[str, str]] = ()
     curves: Sequence[Mapping[str, Any]] = ()
     last_step: int = 0
 
@@ -96,7 +89,7 @@ def line_chart(
             layout=layout,
             note="log scale" if axes.get_yscale() == "log" else "",
             legend=[
-                LegendEntry(split, format_number(curve[-1].value, metric.as_percent))
+                (split, format_number(curve[-1].value, metric.as_percent))
                 for split, curve in curves.items()
             ],
             curves=[_curve_for_js(axes, layout, points, metric.as_percent) for points in drawn],
@@ -151,14 +144,9 @@ def _draw_curve(axes: "Axes", split: str, curve: Sequence[Point], smooth: bool) 
 
 def _isolated(curve: Sequence[Point]) -> list[Point]:
     """Return the finite points without a finite neighbor, which no line shows."""
-    finite = [False, *(math.isfinite(point.value) for point in curve), False]
-    return [
-        point
-        for point, (before, here, after) in zip(
-            curve, zip(finite, finite[1:], finite[2:], strict=False), strict=True
-        )
-        if here and not before and not after
-    ]
+    finite = np.isfinite([math.nan, *(point.value for point in curve), math.nan])
+    isolated = finite[1:-1] & ~finite[:-2] & ~finite[2:]
+    return [point for point, alone in zip(curve, isolated, strict=True) if alone]
 
 
 def _curve_for_js(

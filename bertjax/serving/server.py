@@ -19,9 +19,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bertjax.html.page import render_template
 from bertjax.inference.predictor import Predictor
 from bertjax.serving.batching import RequestBatcher
-from bertjax.serving.page import render_page
 from bertjax.serving.requests import Limits, RequestRejectedError, parse_request, read_body
 from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
@@ -165,6 +165,19 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
         Route("/predict", predict, methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def render_page(predictor: Predictor) -> str:
+    """Return the web page of a model: a form for an input, and the model's answer."""
+    path, fields = predictor.path, predictor.pipeline.form_fields()
+    return render_template(
+        "server.html.j2",
+        title=path.parent.parent.name if path.name.isdigit() else path.name,
+        path=str(path),
+        description=predictor.pipeline.description,
+        fields=fields,
+        formats=[field.format for field in fields],
+    )
 
 
 def _is_same_origin(request: Request) -> bool:

@@ -1,6 +1,5 @@
 """Compilation of the shapes that requests need, before the first request."""
 
-import itertools
 import logging
 
 from bertjax.inference.predictor import Predictor
@@ -20,7 +19,7 @@ def compile_ahead(predictor: Predictor, max_inputs: int) -> None:
     lengths = [_MIN_SEQ_LENGTH]
     while lengths[-1] < pipeline.max_input_tokens:
         lengths.append(2 * lengths[-1])
-    counts = list(itertools.takewhile(lambda n: n <= max_inputs, (2**i for i in itertools.count())))
+    counts = [1 << i for i in range(max_inputs.bit_length())]
     for number, length in enumerate(lengths, 1):
         num_words = max(1, int(_INPUT_FRACTION * min(length, pipeline.max_input_tokens)) - 3)
         content = pipeline.sample_input(" ".join([word] * num_words), word)
