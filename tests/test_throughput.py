@@ -27,14 +27,19 @@ def feed() -> SimpleNamespace:
     return SimpleNamespace(wait_seconds=7.0)
 
 
+def make_meter(feed, step: int = 10, **rampup: int) -> ThroughputMeter:
+    """Return the meter of a run resumed from a step, on 2 devices."""
+    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
+    config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16, **rampup))
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
+    return ThroughputMeter(objective, config, mesh, feed, step, num_runs=1)
+
+
 @pytest.fixture
 def meter(clock, feed, monkeypatch) -> ThroughputMeter:
-    """Return the meter of a run resumed from step 10, on 2 devices of 50 FLOP/s each."""
+    """Return the meter of a run on devices of 50 FLOP/s."""
     monkeypatch.setattr(throughput.flops, "peak_flops", lambda kind: 50.0)
-    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
-    config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
-    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
-    return ThroughputMeter(objective, config, mesh, feed, step=10)
+    return make_meter(feed)
 
 
 def test_rates_are_those_of_the_steps_since_the_last_reading(meter, clock, feed) -> None:
@@ -51,21 +56,13 @@ def test_rates_are_those_of_the_steps_since_the_last_reading(meter, clock, feed)
 
 
 def test_mfu_is_left_out_for_an_unknown_peak(clock, feed) -> None:
-    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
-    config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
-    mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "data")
-    meter = ThroughputMeter(objective, config, mesh, feed, step=10)
+    meter = make_meter(feed)
     clock.now = 104.0
     assert "mfu" not in meter.read(15, {"nonpad_fraction": 0.5})
 
 
 def test_rates_count_the_sequences_of_a_batch_size_rampup(clock, feed) -> None:
-    config = SimpleNamespace(
-        batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16, 4, steps=30)
-    )
-    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
-    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
-    meter = ThroughputMeter(objective, config, mesh, feed, step=5)
+    meter = make_meter(feed, step=5, rampup=4, steps=30)
     clock.now = 104.0
     assert meter.read(15, {"nonpad_fraction": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
 

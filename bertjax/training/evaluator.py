@@ -1,5 +1,6 @@
 """Evaluation of checkpoints and of a running training."""
 
+import functools
 import logging
 import operator
 import time
@@ -22,7 +23,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.memory_budget import check_evaluation
-from bertjax.training.terminal import format_duration
+from bertjax.training.terminal import format_duration, log_on_process_0
 from bertjax.workdir.workdir import flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -73,21 +74,16 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
         if trained := member.training_config():
             _warn_config_differences(config, trained, member.path)
     eval_sets, batch_size = task.eval_sets(), task.objective.eval_batch_size
-    _log_on_process_0(
+    log_on_process_0(
         f"{', '.join(str(member.path) for member in members)} on "
         f"{', '.join(eval_set.name for eval_set in eval_sets)}, {batch_size:,} sequences a batch; "
         "compiling ..."
     )
-    evaluator = make_evaluator(task, step_functions, _log_on_process_0)
+    evaluator = make_evaluator(task, step_functions, log_on_process_0)
     check_evaluation(step_functions, task.objective)
     evaluation = evaluator(member.load(step_functions.param_shapes) for member in members)
     assert evaluation is not None
     return evaluation
-
-
-def _log_on_process_0(text: str) -> None:
-    if distributed.is_process_0():
-        _log.info("%s", text)
 
 
 def _warn_config_differences(config: Config, trained: Config, path: epath.Path) -> None:
@@ -130,7 +126,7 @@ def make_evaluator(
         count = 0
         for params in members:
             outputs = [run_eval_set(params, eval_set) for eval_set in eval_sets]
-            totals = list(map(_add_outputs, totals, outputs)) if count else outputs
+            totals = jax.tree.map(np.add, totals, outputs) if count else outputs
             count += 1
         averages = [
             (sums, jax.tree.map(lambda array: array / count, outputs)) for sums, outputs in totals
@@ -184,39 +180,19 @@ def _make_eval_loop(
 def _evaluate_outputs(
     task: Task, eval_sets: Sequence[EvalSet], outputs: Sequence[EvalOutputs]
 ) -> Evaluation:
-    """Return one evaluation of all eval sets, from the sums and outputs of each."""
-    total: Sums = {}
-    evaluations = []
-    for eval_set, (sums, batch_outputs) in zip(eval_sets, outputs, strict=True):
-        evaluations.append(eval_set.evaluation(_means(sums), batch_outputs))
-        total = _add_sums(total, sums)
-    return _merge_evaluations(_means(total), eval_sets, evaluations, task.primary_metrics)
-
-
-def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
-    """Raise InputError if the tokenizer of the model at `path` is not that of the task's data."""
-    if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
-        fix = f"Prepare the data with it, `bertjax prepare --vocab {path}`."
-        if "vocab" in task.DATA_FIELDS:
-            fix = "Leave data.vocab out."
-        raise InputError(f"{path}: the model has another vocabulary than the data. {fix}")
-
-
-def _merge_evaluations(
-    means: dict[str, float],
-    eval_sets: Sequence[EvalSet],
-    evaluations: Sequence[Evaluation],
-    primary_metrics: Sequence[str],
-) -> Evaluation:
-    """Return one evaluation of all eval sets.
+    """Return one evaluation of all eval sets, from the sums and outputs of each.
 
     With several sets the name of the set precedes each score and file. Primary metrics that all
     sets have are means over the sets.
     """
+    evaluations = [
+        eval_set.evaluation(_means(sums), batch_outputs)
+        for eval_set, (sums, batch_outputs) in zip(eval_sets, outputs, strict=True)
+    ]
+    scores = _means(functools.reduce(_add_sums, (sums for sums, _ in outputs)))
     if len(eval_sets) == 1:
-        return evaluations[0]._replace(scores=means | evaluations[0].scores)
-    scores = dict(means)
-    for name in primary_metrics:
+        return evaluations[0]._replace(scores=scores | evaluations[0].scores)
+    for name in task.primary_metrics:
         if all(name in evaluation.scores for evaluation in evaluations):
             values = [evaluation.scores[name] for evaluation in evaluations]
             scores[name] = float(np.mean(values))
@@ -230,13 +206,18 @@ def _merge_evaluations(
     return Evaluation(scores, files, examples=examples)
 
 
+def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
+    """Raise InputError if the tokenizer of the model at `path` is not that of the task's data."""
+    if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
+        fix = f"Prepare the data with it, `bertjax prepare --vocab {path}`."
+        if "vocab" in task.DATA_FIELDS:
+            fix = "Leave data.vocab out."
+        raise InputError(f"{path}: the model has another vocabulary than the data. {fix}")
+
+
 def _means(sums: Sums) -> dict[str, float]:
     averages = {name: mean for name, mean in means(sums).items() if name != "nonpad_fraction"}
     return {"loss": float(total_loss(sums))} | averages
-
-
-def _add_outputs(total: EvalOutputs, other: EvalOutputs) -> EvalOutputs:
-    return _add_sums(total[0], other[0]), jax.tree.map(np.add, total[1], other[1])
 
 
 def _add_sums(total: Sums, other: Sums) -> Sums:

@@ -114,12 +114,6 @@ class PretrainedModel:
         """Return the configuration of its run; None for a published model."""
         return self.config() if self._published is None else None
 
-    def init_record(self) -> dict[str, Any]:
-        """Return its path, step (None for a published model) and digest, for `INIT_RECORD_FILE`."""
-        name = self.path.name
-        step = int(name) if name.isdigit() and self._published is None else None
-        return {"path": str(self.path), "step": step, "digest": self.digest}
-
     def check_compatible(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
         """Check that a model of another configuration can be initialized from this one.
 
@@ -251,7 +245,10 @@ def write_init_record(model: PretrainedModel, workdir: epath.Path) -> None:
     """Record the initial model of a run in its workdir."""
     record = workdir / INIT_RECORD_FILE
     if distributed.is_process_0() and not record.exists():
-        atomic_write_text(record, json.dumps(model.init_record(), indent=1))
+        name = model.path.name
+        step = int(name) if name.isdigit() else None  # of a checkpoint
+        content = {"path": str(model.path), "step": step, "digest": model.digest}
+        atomic_write_text(record, json.dumps(content, indent=1))
 
 
 def _digest(params: Any) -> str:

@@ -74,11 +74,7 @@ class MemoryBudget:
     """
 
     def __init__(
-        self,
-        config: Config,
-        objective: Objective,
-        step_functions: AnyStepFunctions,
-        num_runs: int = 1,
+        self, config: Config, objective: Objective, step_functions: AnyStepFunctions, num_runs: int
     ) -> None:
         self._config, self._objective, self._step_functions = config, objective, step_functions
         self._max_compilations = _MAX_COMPILATIONS if num_runs == jax.process_count() == 1 else 0
@@ -128,13 +124,8 @@ class MemoryBudget:
 
     def check_evaluation(self) -> None:
         """Raise InputError if the compiled eval step does not fit beside the training state."""
-        optimizer_bytes = shard_bytes(self._step_functions.state_shapes.opt_state)
-        check_evaluation(
-            self._step_functions,
-            self._objective,
-            optimizer_bytes + self._copy_bytes,
-            self._device_limit(),
-        )
+        reserved = shard_bytes(self._step_functions.state_shapes.opt_state) + self._copy_bytes
+        check_evaluation(self._step_functions, self._objective, reserved, self._device_limit())
 
     def explain(self, error: BaseException) -> OutOfMemoryError | None:
         """Return the error with a suggested fix if a device ran out of memory, else None."""
@@ -160,9 +151,8 @@ class MemoryBudget:
         param_bytes = shard_bytes(self._step_functions.param_shapes)
         activations = (self.step_bytes if needed is None else needed) - fixed_bytes
         before, compilations = self._config.gradient_accumulation_steps, 0
-        for override, config in memory_fixes(
-            self._config, num_batch_shards(self._step_functions.mesh), self._is_cpu
-        ):
+        shards = num_batch_shards(self._step_functions.mesh)
+        for override, config in memory_fixes(self._config, shards, self._is_cpu):
             fraction = before / config.gradient_accumulation_steps
             # Gradients do not shrink: those of a microbatch and their sum are there together.
             estimate = fixed_bytes + 3 * param_bytes + activations * fraction

@@ -4,7 +4,6 @@ import math
 import os
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
@@ -51,12 +50,8 @@ def summarize_run(
         "steps": _steps(config),
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
     }
-    return "\n".join(
-        [
-            *(f"{name:9} {line}" for name, line in lines.items()),
-            *(f"note      {warning}" for warning in config_warnings(config, task)),
-        ]
-    )
+    warnings = [("note", warning) for warning in config_warnings(config, task)]
+    return "\n".join(f"{name:9} {line}" for name, line in [*lines.items(), *warnings])
 
 
 def config_warnings(config: Config, task: Task) -> Iterator[str]:
@@ -171,14 +166,13 @@ def _schedule(config: Config) -> str:
 
 
 def _steps(config: Config) -> str:
-    steps = f"{config.steps:,}" if config.budget_seconds is None else str(config.steps)
-    intervals: list[tuple[str, Any]] = [
-        ("metrics", config.log_every),
-        ("checkpoint", config.checkpoint_every),
-        ("evaluation", config.eval_every),
-    ]
-    parts = [
-        f"{name} every {n:,}" if isinstance(n, int) else f"{name} every {n}"
-        for name, n in intervals
-    ]
-    return ", ".join([steps, *parts])
+    durations = {
+        "": config.steps,
+        "metrics every ": config.log_every,
+        "checkpoint every ": config.checkpoint_every,
+        "evaluation every ": config.eval_every,
+    }
+    return ", ".join(
+        f"{name}{value:,}" if isinstance(value, int) else f"{name}{value}"
+        for name, value in durations.items()
+    )

@@ -1,12 +1,16 @@
 """Progress of a run in the terminal."""
 
+import logging
 import shutil
 import textwrap
 import time
 from typing import TextIO
 
 from bertjax.html.tables import align_columns, eval_set_table
+from bertjax.mesh import distributed
 from bertjax.training.metrics_file import Metrics
+
+_log = logging.getLogger("bertjax")
 
 
 class ProgressPrinter:
@@ -80,6 +84,12 @@ class ProgressPrinter:
             return []
         seconds = (now - first_time) / (step - first_step) * (self._total - step)
         return [f"{format_duration(seconds)} left"]
+
+
+def log_on_process_0(text: str) -> None:
+    """Log lines of text once for all processes."""
+    if distributed.is_process_0():
+        _log.info("%s", text)
 
 
 def format_duration(seconds: float) -> str:

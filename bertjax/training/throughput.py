@@ -31,13 +31,7 @@ class ThroughputMeter:
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        config: Config,
-        mesh: Mesh,
-        feed: Feed,
-        step: int,
-        num_runs: int = 1,
+        self, objective: Objective, config: Config, mesh: Mesh, feed: Feed, step: int, num_runs: int
     ) -> None:
         self._step, self._feed, self._rampup = step, feed, config.rampup
         # The next three are those of a step with the full batch.
@@ -62,11 +56,8 @@ class ThroughputMeter:
     def advice(self) -> str:
         """Return which intervals to raise if pauses take much of the time; once, otherwise ""."""
         elapsed = time.perf_counter() - self._first_time
-        if (
-            self._advised
-            or elapsed < _MIN_OBSERVED_SECONDS
-            or self._paused < _MAX_PAUSED_FRACTION * elapsed
-        ):
+        too_long = self._paused >= _MAX_PAUSED_FRACTION * elapsed
+        if self._advised or elapsed < _MIN_OBSERVED_SECONDS or not too_long:
             return ""
         self._advised = True
         return (

@@ -33,6 +33,7 @@ from bertjax.training.initialization import PretrainedModel, open_init, write_in
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.metric_writers import MetricWriters, StepLogger
 from bertjax.training.run_summary import summarize_result, summarize_run
+from bertjax.training.terminal import log_on_process_0
 from bertjax.training.throughput import Profiler, ThroughputMeter
 from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
@@ -157,7 +158,7 @@ class Trainer:
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
                 if not self.step_functions.is_compiled:
-                    _log_on_process_0(self._summarize())
+                    log_on_process_0(self._summarize())
                 state = self._restore_or_init()
                 if seconds := self.config.budget_seconds:
                     self._budget = TimeBudget(self.workdir, seconds)
@@ -167,7 +168,7 @@ class Trainer:
                     self._loop(state, lock)
                 if self._runs.standalone:
                     checkpoint = find_unverified_checkpoint(self.workdir)
-                    _log_on_process_0(summarize_result(self.workdir, checkpoint, self.task))
+                    log_on_process_0(summarize_result(self.workdir, checkpoint, self.task))
         except jax.errors.JaxRuntimeError as error:
             if (explained := self._memory_budget.explain(error)) is None:
                 raise
@@ -258,13 +259,13 @@ class Trainer:
         if compiles:
             mesh = self.step_functions.mesh
             attention = self.task.objective.attention_implementation(mesh)
-            _log_on_process_0(f"attention: {attention}; compiling ...")
+            log_on_process_0(f"attention: {attention}; compiling ...")
         for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
             self._train_step(batch_size)
         memory = self._memory_budget.check_step()  # of the full batch
         if compiles:
             seconds = time.perf_counter() - start
-            _log_on_process_0(f"compiled in {seconds:.0f} s; a step takes {memory}.")
+            log_on_process_0(f"compiled in {seconds:.0f} s; a step takes {memory}.")
 
     @property
     def _full_batch_size(self) -> int:
@@ -370,8 +371,3 @@ class Trainer:
         """Print which checkpoints are new; raise CheckpointError where one has failed."""
         for path in self.checkpointer.pop_finished():
             writers.print_line(f"saved {path}")
-
-
-def _log_on_process_0(text: str) -> None:
-    if distributed.is_process_0():
-        _log.info("%s", text)
