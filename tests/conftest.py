@@ -150,6 +150,16 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "max_section_tokens", lambda max_seq_length: 150)
 
 
+@pytest.fixture(scope="session")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Directory with the data of every kind of `toy_tasks`, which no test changes."""
+    import toy_tasks
+
+    path = tmp_path_factory.mktemp("toys")
+    toy_tasks.write_data(path)
+    return path
+
+
 @pytest.fixture
 def laptop(tmp_path) -> Laptop:
     laptop = Laptop(tmp_path / "laptop")

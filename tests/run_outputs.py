@@ -6,16 +6,12 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-import numpy as np
+import pretraining_runs
 from etils import epath
 
 from bertjax.checkpointing.lookup import find_checkpoint
-from bertjax.checkpointing.parameters import load_params
 from bertjax.config.loading import read_config
 from bertjax.inference.predictor import Predictor
-from bertjax.mesh.device_mesh import make_mesh
-from bertjax.mesh.sharding import sharded_shapes
 from bertjax.tasks import registry
 
 TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
@@ -31,10 +27,7 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
 
 def params_of(workdir: pathlib.Path) -> list[bytes]:
     config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
-    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
-    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
-    params = load_params(find_checkpoint(workdir), target)
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+    return [array.tobytes() for array in pretraining_runs.params_of(workdir, config)]
 
 
 def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Tests of runs that are initialized from a checkpoint or a published model."""
 
-import contextlib
+import functools
 import json
 import logging
 import pathlib
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import in_test_all
-from pretraining_runs import make_run_config
+from pretraining_runs import make_run_config, stop_at
 from random_models import draw_model
 from run_outputs import params_of
 
@@ -193,14 +193,6 @@ def test_init_rejects_another_vocabulary(corpus, tmp_path) -> None:
         make_trainer(make_run_config(corpus, init=tmp_path / "model"), tmp_path / "run")
 
 
-def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a stop signal arrive in a step."""
-    monkeypatch.setattr(
-        "bertjax.training.trainer.stop_signals",
-        lambda: contextlib.nullcontext(lambda done: done == step),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("format_name", "layers"), [("hf", 1), *in_test_all(("hf", 0), ("bertjax", 0))]
@@ -212,7 +204,7 @@ def test_run_resumes_when_its_initial_model_is_gone(
     config = make_run_config(corpus, init=tmp_path / "model", reinit_layers=layers)
     make_trainer(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
-        stop_after(2, context)
+        stop_at(1, context)
         with pytest.raises(StoppedError):
             make_trainer(config, tmp_path / "run").train()
     record = json.loads((tmp_path / "run" / "init.json").read_text())

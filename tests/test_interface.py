@@ -251,24 +251,17 @@ def test_apply_is_differentiable_and_a_key_turns_dropout_on(models) -> None:
     assert jnp.abs(slopes["encoder"]["embeddings"]["word"]).max() > 0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("data")
-    toy_tasks.write_data(path)
-    return path
-
-
-def spec_of(folder: pathlib.Path, **options: object) -> tuple[str, dict[str, Any]]:
+def spec_of(toys: pathlib.Path, **options: object) -> tuple[str, dict[str, Any]]:
     """Return a configuration of the toy task as text, and its overrides."""
-    _, spec, *flags = toy_tasks.arguments("single_label", folder, steps=12, log_every=4, **options)
+    _, spec, *flags = toy_tasks.arguments("single_label", toys, steps=12, log_every=4, **options)
     fields = {name: toy_tasks.FIELDS.get(name, 0) for name in parse_overrides(flags)}
     fields |= {"steps": 12, "log_every": 4, "optimizer.warmup": 2}
-    return spec, fields | {"data.vocab": str(folder / "vocab.txt")}
+    return spec, fields | {"data.vocab": str(toys / "vocab.txt")}
 
 
 @pytest.mark.slow
-def test_train_calls_back_and_evaluate_returns_scores(folder, tmp_path) -> None:
-    spec, overrides = spec_of(folder)
+def test_train_calls_back_and_evaluate_returns_scores(toys, tmp_path) -> None:
+    spec, overrides = spec_of(toys)
     lines_called: list[dict[str, Any]] = []
     bertjax.train(spec, tmp_path, overrides, lines_called.append)
     lines = read_metrics(tmp_path)
@@ -283,8 +276,8 @@ def test_train_calls_back_and_evaluate_returns_scores(folder, tmp_path) -> None:
     assert other["loss"] != scores["loss"]
 
 
-def test_run_config_is_the_same_for_every_source(folder) -> None:
-    spec, overrides = spec_of(folder)
+def test_run_config_is_the_same_for_every_source(toys) -> None:
+    spec, overrides = spec_of(toys)
     typed = make_run_config(spec, overrides)
     plain = typed.to_dict()
     for given in (typed, plain, ml_collections.ConfigDict(plain)):
@@ -296,14 +289,14 @@ def test_run_config_is_the_same_for_every_source(folder) -> None:
 
 
 @pytest.mark.slow
-def test_train_propagates_an_exception_of_the_callback(folder, tmp_path) -> None:
+def test_train_propagates_an_exception_of_the_callback(toys, tmp_path) -> None:
     class EnoughError(Exception):
         pass
 
     def stop(line: dict[str, Any]) -> None:
         raise EnoughError
 
-    spec, overrides = spec_of(folder)
+    spec, overrides = spec_of(toys)
     with pytest.raises(EnoughError):
         bertjax.train(spec, tmp_path, overrides, stop)
 
@@ -316,8 +309,8 @@ def test_train_propagates_an_exception_of_the_callback(folder, tmp_path) -> None
         ({"data.dir": "nowhere"}, "nowhere"),
     ],
 )
-def test_train_rejects_an_invalid_configuration(folder, tmp_path, overrides, message) -> None:
-    spec, fields = spec_of(folder)
+def test_train_rejects_an_invalid_configuration(toys, tmp_path, overrides, message) -> None:
+    spec, fields = spec_of(toys)
     with pytest.raises(bertjax.InputError, match=message):
         bertjax.train(spec, tmp_path, fields | overrides)
 
@@ -328,14 +321,14 @@ def blocks() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def home(folder, tmp_path_factory) -> pathlib.Path:
+def home(toys, tmp_path_factory) -> pathlib.Path:
     """A folder with what the documents' examples name."""
     path = tmp_path_factory.mktemp("home")
     write_model(path / "models" / "base", "fill_mask", max_length=128)
     write_model(path / "models" / "moods", "classify")
     (path / "reviews").mkdir()
     for name, source in (("train", "train"), ("dev", "dev"), ("other", "dev")):
-        (path / "reviews" / f"{name}.csv").write_bytes((folder / f"{source}.csv").read_bytes())
+        (path / "reviews" / f"{name}.csv").write_bytes((toys / f"{source}.csv").read_bytes())
     return path
 
 

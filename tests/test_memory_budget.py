@@ -1,5 +1,6 @@
 """Tests of the memory budget: what does not fit is rejected with a fix that does."""
 
+import functools
 import os
 import pathlib
 import re
@@ -7,17 +8,16 @@ import resource
 from types import SimpleNamespace
 
 import jax
+import pretraining_runs
 import pytest
 from processes import Command
 
 from bertjax.cli import report
 from bertjax.cli.main import main
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.memory import available_host_memory, failed_allocation_bytes
 from bertjax.steps.step_functions import StepFunctions
-from bertjax.tasks import registry
 from bertjax.training import memory_budget
 from bertjax.training.memory_budget import (
     MemoryBudget,
@@ -28,23 +28,13 @@ from bertjax.training.memory_budget import (
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
+make_run_config = functools.partial(
+    pretraining_runs.make_run_config, batch_size=64, model__num_hidden_layers=1
+)
 MIB = 2**20
 CPU = "INTERNAL: Error dispatching computation: Out of memory allocating 30150751720 bytes."
 GPU = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1048576 bytes."
 TPU = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm."
-
-
-def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {
-        "model.vocab_size": 128,
-        "data.workers": 1,
-        "batch_size": 64,
-        "model.num_hidden_layers": 1,
-    }
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
 def test_failed_allocation_bytes_reads_the_errors_of_every_backend() -> None:
@@ -173,7 +163,7 @@ def test_suggested_fix_works_with_limited_addresses(corpus, tmp_path) -> None:
     fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 768, "max_seq_length": 128}
     fields |= {"eval_batch_size": 8, "steps": 1, "optimizer.warmup": 0}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
-    spec = f"{PRETRAIN}:smoke,data={corpus}"
+    spec = f"{pretraining_runs.PRETRAIN}:smoke,data={corpus}"
     arguments = ["train", "--config", spec, "--workdir", tmp_path / "run", *flags]
     rejected = Command(*arguments, begin=limit_addresses)
     _, stderr = rejected.communicate()

@@ -1,7 +1,6 @@
 """Several processes: same losses, own shards only, and none outlives the others."""
 
 import functools
-import json
 import os
 import pathlib
 import re
@@ -16,21 +15,17 @@ import numpy as np
 import pytest
 from conftest import LONG, free_port, process_environment
 from processes import Command
+from run_outputs import metrics, params_of
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.checkpointing.lookup import find_checkpoint
-from bertjax.checkpointing.parameters import load_params
 from bertjax.config.loading import read_config
 from bertjax.mesh.child_process import CHILD_ENV
-from bertjax.mesh.device_mesh import make_mesh
-from bertjax.mesh.sharding import sharded_shapes
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.workdir import lock
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS = 30
-TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
 
 
 # Restore a run's state on a mesh over all processes and save it elsewhere.
@@ -156,29 +151,12 @@ class Program:
         return self.stderr[process_id].splitlines()[-1]
 
 
-def metrics(workdir: pathlib.Path) -> list[dict]:
-    entries = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
-
-
-def assert_same_params(ours: pathlib.Path, theirs: pathlib.Path) -> None:
-    for a, b in zip(params_of(ours), params_of(theirs), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
     """Assert that two runs logged the same steps with the same numbers."""
     for a, b in zip(metrics(ours), metrics(theirs), strict=True):
         assert a.keys() == b.keys() and a["split"] == b["split"]
         for name in a.keys() - {"split"}:
             assert a[name] == pytest.approx(b[name], rel=tolerance), (a["step"], name)
-
-
-def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
-    config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
-    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
-    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
-    return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
 
 
 def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
@@ -244,7 +222,7 @@ def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, 
     assert again.wait() == [0, 0], again.sentence(0)
     assert "resuming from step 12" in again.stderr[1]
     assert metrics(runs / "killed") == metrics(two)
-    assert_same_params(runs / "killed", two)
+    assert params_of(runs / "killed") == params_of(two)
 
 
 @pytest.mark.minutes

@@ -1,33 +1,23 @@
 """Tests of the run summary, configuration warnings and the next commands, for every task."""
 
 import os
-import pathlib
 import re
 import shlex
 from types import SimpleNamespace
 
 import pytest
 from etils import epath
-from toy_tasks import KINDS, TOKENIZER, configuration, write_data
+from pretraining_runs import make_run_config
+from toy_tasks import KINDS, TOKENIZER, configuration
 
 from bertjax.cli.main import _parser
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
-
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
-
-
-def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {"model.vocab_size": 128, "mesh.data": 8, "data.workers": 1}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
 def summary_lines(config: Config, step: int = 0) -> list[str]:
@@ -51,22 +41,15 @@ def test_summary_has_a_line_a_topic(corpus) -> None:
         "batch     16 sequences of 32 tokens, 1 at once on a device",
         "memory    0.2 MiB a device for parameters and optimizer",
         "schedule  adamw at 0.001, linear, warm-up 100 steps, to 0 at step 1,000",
-        "steps     1,000, metrics every 5, checkpoint every 10, evaluation every 10",
+        "steps     1,000, metrics every 3, checkpoint every 4, evaluation every 6",
         "workdir   runs/x, new",
     ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    return folder
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_summary_of_every_task(kind: str, folder) -> None:
-    lines = dict(line.split(maxsplit=1) for line in summary_lines(configuration(kind, folder), 60))
-    assert str(folder) in lines["data"] and "300 examples" in lines["data"]
+def test_summary_of_every_task(kind: str, toys) -> None:
+    lines = dict(line.split(maxsplit=1) for line in summary_lines(configuration(kind, toys), 60))
+    assert str(toys) in lines["data"] and "300 examples" in lines["data"]
     assert re.match(r"(16 examples in )?\d+ sequences of ", lines["batch"])
     assert lines["workdir"] == "runs/x, which has step 60" and "note" not in lines
 
@@ -119,9 +102,9 @@ def test_result_names_the_next_commands(corpus) -> None:
     ]
 
 
-def test_sample_arguments_of_every_task_are_parsed(folder) -> None:
+def test_sample_arguments_of_every_task_are_parsed(toys) -> None:
     for kind in KINDS:
-        config = configuration(kind, folder)
+        config = configuration(kind, toys)
         task = registry.find_task(config.task)(config)
         pipeline = task.pipeline_class(config)(task.objective, task.tokenizer, task.labels)
         sample = predict_arguments(pipeline.sample_input())

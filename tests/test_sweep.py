@@ -33,6 +33,7 @@ from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 
 RATES = ("1e-3", "4e-3", "8e-3", "1e-30")  # the last learns nothing
+GRID = [f"optimizer.learning_rate={','.join(RATES)}"]
 QUICK: dict[str, object] = {"steps": 16, "log_every": 4, "eval_every": 8, "checkpoint_every": 4}
 QUICK |= {
     "optimizer.warmup": 2,
@@ -42,27 +43,20 @@ QUICK |= {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("toys")
-    toy_tasks.write_data(path)
-    return path
-
-
-def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
+def trials_of(toys: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
     def load(point: Mapping[str, str]) -> Config:
-        return toy_tasks.configuration("single_label", folder, **{**QUICK, **fields, **point})
+        return toy_tasks.configuration("single_label", toys, **{**QUICK, **fields, **point})
 
     return make_trials(load, grid, seeds)
 
 
-def base_config(folder: pathlib.Path) -> Config:
-    return toy_tasks.configuration("single_label", folder, **QUICK)
+def base_config(toys: pathlib.Path) -> Config:
+    return toy_tasks.configuration("single_label", toys, **QUICK)
 
 
-def test_make_trials_combines_all_values_with_all_seeds(folder) -> None:
+def test_make_trials_combines_all_values_with_all_seeds(toys) -> None:
     grid = ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"]
-    trials = trials_of(folder, grid, 3, seed=5)
+    trials = trials_of(toys, grid, 3, seed=5)
     assert [trial.name for trial in trials[:4]] == [
         "learning_rate=1e-3,batch_size=8,seed=5",
         "learning_rate=1e-3,batch_size=8,seed=6",
@@ -74,8 +68,8 @@ def test_make_trials_combines_all_values_with_all_seeds(folder) -> None:
     assert (trials[3].config.batch_size, trials[3].config.seed) == (16, 5)
 
 
-def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(folder) -> None:
-    trials = trials_of(folder, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
+def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(toys) -> None:
+    trials = trials_of(toys, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
     assert [len(group) for group in group_by_shape(trials)] == [4, 4]
     for group in group_by_shape(trials):
         assert len({trial.config.batch_size for trial in group}) == 1
@@ -94,15 +88,15 @@ def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(folder) -> None
         ([], 0, "--seeds=0: must be at least 1"),
     ],
 )
-def test_make_trials_rejects_an_invalid_grid(folder, grid, seeds, message) -> None:
+def test_make_trials_rejects_an_invalid_grid(toys, grid, seeds, message) -> None:
     with pytest.raises(InputError, match=message):
-        trials_of(folder, grid, seeds)
+        trials_of(toys, grid, seeds)
 
 
-def test_sweep_rejects_tensorboard_summaries(folder, tmp_path) -> None:
-    config = dataclasses.replace(base_config(folder), tensorboard="parameters")
+def test_sweep_rejects_tensorboard_summaries(toys, tmp_path) -> None:
+    config = dataclasses.replace(base_config(toys), tensorboard="parameters")
     with pytest.raises(InputError, match="a sweep trains several"):
-        sweep(trials_of(folder, ["batch_size=8"], 1), config, tmp_path / "run")
+        sweep(trials_of(toys, ["batch_size=8"], 1), config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -112,8 +106,8 @@ def test_round_up_runs_fills_every_device(runs: int, devices: int) -> None:
     assert rounded % devices == 0 and 0 <= rounded - runs < devices
 
 
-def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(folder) -> None:
-    trials = trials_of(folder, [], 4)
+def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(toys) -> None:
+    trials = trials_of(toys, [], 4)
     scores = (0.5, 0.9, 0.7, 0.2)
     results = {
         trial.name: {"scores": {"accuracy": score}, "failed": score < 0.3}
@@ -126,18 +120,12 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(folder) -> No
     assert (point["min"], point["max"]) == (0.5, 0.9)
     assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
     assert result["best"] == "seed=1"
-    assert format_results(result).splitlines()[1].split()[-6:] == [
-        "4",
-        "1",
-        "0.7000",
-        "0.2000",
-        "0.5000",
-        "0.9000",
-    ]
+    cells = format_results(result).splitlines()[1].split()
+    assert cells[-6:] == ["4", "1", "0.7000", "0.2000", "0.5000", "0.9000"]
 
 
-def test_summarize_has_no_mean_for_a_point_of_failed_runs(folder) -> None:
-    trials = trials_of(folder, ["batch_size=8,16"], 1)
+def test_summarize_has_no_mean_for_a_point_of_failed_runs(toys) -> None:
+    trials = trials_of(toys, ["batch_size=8,16"], 1)
     results = {
         trial.name: {"scores": {"accuracy": score}, "failed": score is None}
         for trial, score in zip(trials, (None, 0.5), strict=True)
@@ -147,17 +135,17 @@ def test_summarize_has_no_mean_for_a_point_of_failed_runs(folder) -> None:
     assert format_results(result).splitlines()[1].split()[-4:] == ["-"] * 4
 
 
-def test_summarize_rejects_a_sweep_of_diverged_runs(folder) -> None:
-    trials = trials_of(folder, [], 2)
+def test_summarize_rejects_a_sweep_of_diverged_runs(toys) -> None:
+    trials = trials_of(toys, [], 2)
     results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
     with pytest.raises(CommandError, match="no run has a finite accuracy"):
         summarize(trials, results, "accuracy")
 
 
 @pytest.mark.slow
-def test_diverged_run_stops_no_other(folder, tmp_path) -> None:
-    trials = trials_of(folder, ["optimizer.learning_rate=1e38,8e-3"], 1)
-    result = sweep(trials, base_config(folder), tmp_path / "grid")
+def test_diverged_run_stops_no_other(toys, tmp_path) -> None:
+    trials = trials_of(toys, ["optimizer.learning_rate=1e38,8e-3"], 1)
+    result = sweep(trials, base_config(toys), tmp_path / "grid")
     assert [run["failed"] for run in result["runs"]] == [True, False]
     assert result["runs"][0]["scores"]["loss"] is None
     assert json.loads((tmp_path / "grid" / "sweep.json").read_text()) == result
@@ -166,10 +154,10 @@ def test_diverged_run_stops_no_other(folder, tmp_path) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(folder, tmp_path_factory):
+def swept(toys, tmp_path_factory):
     """Return a sweep of 16 runs on eight devices, its result, and its compiled train steps."""
     workdir = tmp_path_factory.mktemp("sweep") / "grid"
-    trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
+    trials = trials_of(toys, GRID, 4)
     compiled = []
     compile_train_step = ParallelStepFunctions._compile_train_step
 
@@ -179,7 +167,7 @@ def swept(folder, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ParallelStepFunctions, "_compile_train_step", counted)
-        result = sweep(trials, base_config(folder), workdir)
+        result = sweep(trials, base_config(toys), workdir)
     return workdir, result, compiled
 
 
@@ -193,13 +181,13 @@ def test_shape_is_compiled_once_without_collectives(swept) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [11, *in_test_all(0, 6)])
-def test_parallel_run_equals_the_run_alone(swept, folder, tmp_path, number: int) -> None:
+def test_parallel_run_equals_the_run_alone(swept, toys, tmp_path, number: int) -> None:
     workdir, result, _ = swept
     run = result["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
     make_trainer(
-        toy_tasks.configuration("single_label", folder, **fields), tmp_path / "alone"
+        toy_tasks.configuration("single_label", toys, **fields), tmp_path / "alone"
     ).train()
     lines = [
         line for path in sorted((workdir / "parallel_runs").iterdir()) for line in metrics(path)
@@ -232,13 +220,13 @@ def test_run_that_learns_nothing_has_failed(swept) -> None:
 
 
 @pytest.mark.slow
-def test_best_run_is_a_checkpoint_that_opens_by_itself(swept, folder) -> None:
+def test_best_run_is_a_checkpoint_that_opens_by_itself(swept, toys) -> None:
     workdir, result, _ = swept
     best = next(run for run in result["runs"] if run["name"] == result["best"])
     assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in result["runs"])
     (answer,) = answers_of(workdir / "best", [toy_tasks.GLAD * 3])
     assert answer["label"] in toy_tasks.NAMES.values()
-    config = toy_tasks.configuration("single_label", folder, init=workdir / "best")
+    config = toy_tasks.configuration("single_label", toys, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores
     assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
     assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
@@ -253,46 +241,45 @@ def test_sweep_report_has_a_dot_for_each_run(swept) -> None:
 
 
 @pytest.mark.slow
-def test_sweep_resumes_and_rejects_another_grid(swept, folder) -> None:
+def test_sweep_resumes_and_rejects_another_grid(swept, toys) -> None:
     workdir, result, _ = swept
-    trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
-    assert sweep(trials, base_config(folder), workdir) == result
+    trials = trials_of(toys, GRID, 4)
+    assert sweep(trials, base_config(toys), workdir) == result
     with pytest.raises(InputError, match="holds a sweep of other runs, 'learning_rate=1e-30,seed"):
-        sweep(trials[:-1], base_config(folder), workdir)
-    other = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4, steps=17)
+        sweep(trials[:-1], base_config(toys), workdir)
+    other = trials_of(toys, GRID, 4, steps=17)
     with pytest.raises(
         InputError, match=r"steps=17: .* run 'learning_rate=1e-3,seed=0' has steps=16"
     ):
-        sweep(other, base_config(folder), workdir)
+        sweep(other, base_config(toys), workdir)
 
 
 @pytest.mark.slow
-def test_sweep_rejects_other_data(swept, folder, tmp_path) -> None:
+def test_sweep_rejects_other_data(swept, toys, tmp_path) -> None:
     workdir, _, _ = swept
     toy_tasks.write_data(tmp_path / "other")
     train = tmp_path / "other" / "train.csv"
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
-    grid = [f"optimizer.learning_rate={','.join(RATES)}"]
-    trials = trials_of(folder, grid, 4, **{"data.dir": str(tmp_path / "other")})
+    trials = trials_of(toys, GRID, 4, **{"data.dir": str(tmp_path / "other")})
     with pytest.raises(InputError, match="holds a sweep on other data"):
-        sweep(trials, base_config(folder), workdir)
+        sweep(trials, base_config(toys), workdir)
 
 
 @pytest.mark.minutes
-def test_sweep_accepts_more_runs_and_more_in_parallel(folder, tmp_path) -> None:
+def test_sweep_accepts_more_runs_and_more_in_parallel(toys, tmp_path) -> None:
     """Results of finished runs stay, and directories of unfinished ones go."""
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
-    trials = trials_of(folder, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
+    trials = trials_of(toys, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
     few = [trial for trial in trials if trial.config.seed == 0]
-    before = sweep(few, base_config(folder), tmp_path / "grid")
+    before = sweep(few, base_config(toys), tmp_path / "grid")
     (tmp_path / "grid" / "parallel_runs" / "00002-abandoned").mkdir()
-    result = sweep(trials, base_config(folder), tmp_path / "grid", 2)
+    result = sweep(trials, base_config(toys), tmp_path / "grid", 2)
     assert len(result["runs"]) == 12 and all(run in result["runs"] for run in before["runs"])
     assert len([*(tmp_path / "grid" / "parallel_runs").iterdir()]) == 2
 
 
 @pytest.mark.slow
-def test_all_runs_have_the_same_initial_model(folder, tmp_path) -> None:
+def test_all_runs_have_the_same_initial_model(toys, tmp_path) -> None:
     config, published = (
         BertConfig(128, 1, 64, 4, max_position_embeddings=64),
         tmp_path / "published",
@@ -303,9 +290,7 @@ def test_all_runs_have_the_same_initial_model(folder, tmp_path) -> None:
 
     def trials(seeds: int) -> list[Trial]:
         fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
-        load = functools.partial(
-            toy_tasks.configuration, "single_label", folder, published, **fields
-        )
+        load = functools.partial(toy_tasks.configuration, "single_label", toys, published, **fields)
         return make_trials(lambda point: load(**point), [], seeds)
 
     plain = trials(1)[0].config
@@ -317,32 +302,30 @@ def test_all_runs_have_the_same_initial_model(folder, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_rejected_sweep_may_be_fixed(folder, tmp_path) -> None:
+def test_rejected_sweep_may_be_fixed(toys, tmp_path) -> None:
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
     for wrong in ({"optimizer.warmup": 20}, {"best_metric": "f2"}):
         with pytest.raises(InputError):
-            sweep(
-                trials_of(folder, [], 2, **fields | wrong), base_config(folder), tmp_path / "grid"
-            )
-    result = sweep(trials_of(folder, [], 2, **fields), base_config(folder), tmp_path / "grid")
+            sweep(trials_of(toys, [], 2, **fields | wrong), base_config(toys), tmp_path / "grid")
+    result = sweep(trials_of(toys, [], 2, **fields), base_config(toys), tmp_path / "grid")
     assert len(result["runs"]) == 2
 
 
-def test_second_sweep_in_a_workdir_is_rejected(folder, tmp_path) -> None:
+def test_second_sweep_in_a_workdir_is_rejected(toys, tmp_path) -> None:
     with WorkdirLock(epath.Path(tmp_path)), pytest.raises(InputError, match="in use by process"):
-        sweep(trials_of(folder, [], 2), base_config(folder), tmp_path)
+        sweep(trials_of(toys, [], 2), base_config(toys), tmp_path)
 
 
-def test_sweep_rejects_a_time_budget(folder, tmp_path) -> None:
+def test_sweep_rejects_a_time_budget(toys, tmp_path) -> None:
     with pytest.raises(InputError, match="steps='2 hours': a sweep has no time budget"):
-        sweep(trials_of(folder, [], 2, steps="2 hours"), base_config(folder), tmp_path / "run")
+        sweep(trials_of(toys, [], 2, steps="2 hours"), base_config(toys), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.minutes
-def test_sweep_that_is_killed_twice_has_the_same_result(folder, tmp_path) -> None:
+def test_sweep_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
-    command = ["sweep", *toy_tasks.arguments("single_label", folder, **fields)]
+    command = ["sweep", *toy_tasks.arguments("single_label", toys, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
     for seen in ("step 4/8", "8 of 12 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")

@@ -22,21 +22,21 @@ from experiments import pretraining
 SECONDS = 1000.0
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 5.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Clock that a test sets."""
+    clock = SimpleNamespace(now=5.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def budget(tmp_path: pathlib.Path) -> TimeBudget:
+    return TimeBudget(epath.Path(tmp_path), SECONDS)
 
 
 def train(
-    budget: TimeBudget, clock: Clock, first: int = 0, stop: int = 10**6, step_seconds: float = 1.0
+    budget: TimeBudget, clock, first: int = 0, stop: int = 10**6, step_seconds: float = 1.0
 ) -> list[float]:
     """Return the progress of each step from `first` to the last step, or to `stop`."""
     progress, step = [], first
@@ -51,16 +51,14 @@ def train(
 
 
 @pytest.mark.parametrize("step_seconds", [0.1, 1.0, 7.0])
-def test_run_ends_when_its_budget_does(tmp_path, clock, step_seconds) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_run_ends_when_its_budget_does(budget, clock, step_seconds) -> None:
     progress = train(budget, clock, step_seconds=step_seconds)
     assert len(progress) * step_seconds == pytest.approx(SECONDS, rel=0.01, abs=step_seconds)
     assert progress == sorted(progress) and progress[0] == 0
     assert progress[-1] == pytest.approx(1, rel=0.01 + 2 * step_seconds / SECONDS)
 
 
-def test_run_that_slows_down_ends_in_time(tmp_path, clock) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_run_that_slows_down_ends_in_time(budget, clock) -> None:
     train(budget, clock, stop=400)
     before = budget.progress(399)
     progress = train(budget, clock, first=400, step_seconds=6.0)
@@ -68,16 +66,15 @@ def test_run_that_slows_down_ends_in_time(tmp_path, clock) -> None:
     assert 400 + len(progress) * 6 == pytest.approx(SECONDS, abs=15)
 
 
-def test_progress_is_0_before_the_first_reading(tmp_path, clock) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_progress_is_0_before_the_first_reading(budget, clock) -> None:
     assert train(budget, clock, stop=9) == [0.0] * 9
     assert not budget.is_over(10**9)
 
 
 def test_budget_that_ends_before_the_first_learning_rate_is_warned_of(
-    tmp_path, clock, caplog
+    budget, clock, caplog
 ) -> None:
-    train(TimeBudget(epath.Path(tmp_path), SECONDS), clock, step_seconds=200.0)
+    train(budget, clock, step_seconds=200.0)
     assert "ended after 20 steps, before the first learning rate above 0" in caplog.text
 
 
@@ -101,8 +98,7 @@ def test_duration_of_a_slow_first_step_is_not_that_of_the_others(
         assert budget.progress(done) == pytest.approx(elapsed, abs=tolerance)
 
 
-def test_second_update_at_a_step_changes_nothing(tmp_path, clock) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_second_update_at_a_step_changes_nothing(budget, clock) -> None:
     budget.start_clock(0)
     for step in range(1, 400):
         clock.now += 1.0
@@ -111,8 +107,7 @@ def test_second_update_at_a_step_changes_nothing(tmp_path, clock) -> None:
     assert budget.progress(399) == pytest.approx(0.4, abs=0.01)
 
 
-def test_resumed_run_replays_the_recorded_progress(tmp_path, clock) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_resumed_run_replays_the_recorded_progress(tmp_path, budget, clock) -> None:
     progress = train(budget, clock, stop=600)
     clock.now += 10_000  # while the run is stopped
     resumed = TimeBudget(epath.Path(tmp_path), SECONDS)
@@ -121,8 +116,7 @@ def test_resumed_run_replays_the_recorded_progress(tmp_path, clock) -> None:
     assert len(remaining) == pytest.approx(400, rel=0.05)
 
 
-def test_segments_are_few(tmp_path, clock) -> None:
-    budget = TimeBudget(epath.Path(tmp_path), SECONDS)
+def test_segments_are_few(tmp_path, budget, clock) -> None:
     train(budget, clock, step_seconds=0.01)
     assert len(json.loads((tmp_path / BUDGET_FILE).read_text())) <= 202
 
