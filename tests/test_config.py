@@ -86,8 +86,7 @@ def test_parse_config_converts_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "phase"),
-    [("modern", 1), *itertools.product(["paper", "slides", "lamb"], [1, 2])],
+    ("recipe", "phase"), [("modern", 1), *itertools.product(["paper", "slides", "lamb"], [1, 2])]
 )
 @pytest.mark.parametrize("smoke", ["", ",smoke"])
 @pytest.mark.parametrize("model", ["tiny", "mini", "small", "medium", "base", "large", "6-256"])

@@ -142,10 +142,7 @@ def test_bind_socket_rejects_an_address_in_use_or_unknown() -> None:
             bind_socket("127.0.0.1", port),
         ):
             pass
-    with (
-        pytest.raises(InputError, match=r"--host=no\.such: no address"),
-        bind_socket("no.such", 0),
-    ):
+    with pytest.raises(InputError, match=r"--host=no\.such: no address"), bind_socket("no.such", 0):
         pass
 
 

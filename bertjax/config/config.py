@@ -37,8 +37,7 @@ class MeshConfig:
         1, "fully sharded data parallelism: shards of each batch and of the parameters"
     )
     tensor: int = field(
-        1,
-        "tensor parallelism: shards of each layer's matrices; divides the devices of a process",
+        1, "tensor parallelism: shards of each layer's matrices; divides the devices of a process"
     )
 
 

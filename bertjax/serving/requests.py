@@ -87,8 +87,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     )
     except TimeoutError:
         raise RequestRejectedError(
-            408,
-            f"the request did not arrive within {limits.timeout_seconds:g} s. Send it again.",
+            408, f"the request did not arrive within {limits.timeout_seconds:g} s. Send it again."
         ) from None
     return bytes(body)
 
