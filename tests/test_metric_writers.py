@@ -47,7 +47,7 @@ class Terminal(io.StringIO):
 
 
 def make_writers(workdir: pathlib.Path, **options: Any) -> MetricWriters:
-    return MetricWriters(workdir, 100, stream=io.StringIO(), **options)
+    return MetricWriters(workdir, 100, **options)
 
 
 def read_raw(workdir: pathlib.Path) -> bytes:
@@ -159,10 +159,8 @@ def test_writers_at_a_start_step_remove_later_lines(tmp_path: pathlib.Path) -> N
         writers.write(20, "train", TRAIN)
     with make_writers(tmp_path, start_step=10) as writers:
         writers.write(20, "train", {"loss": 1.0})
-    assert [(entry["step"], entry["loss"]) for entry in read_metrics(tmp_path)] == [
-        (10, 7.25),
-        (20, 1.0),
-    ]
+    losses = [(entry["step"], entry["loss"]) for entry in read_metrics(tmp_path)]
+    assert losses == [(10, 7.25), (20, 1.0)]
 
 
 def test_lines_survive_sigkill(tmp_path: pathlib.Path) -> None:
@@ -230,14 +228,13 @@ def test_remote_file_is_replaced_by_flush(
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 3]
 
 
-def test_writers_of_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
-    stream = Terminal()
-    with MetricWriters(tmp_path / "run", 100, active=False, stream=stream) as writers:
+def test_writers_of_other_processes_write_nothing(tmp_path: pathlib.Path, capsys: Any) -> None:
+    with make_writers(tmp_path / "run", active=False) as writers:
         writers.write(1, "train", TRAIN)
         writers.print_line("text")
         writers.flush()
     assert not (tmp_path / "run").exists()
-    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == ""
 
 
 # TensorBoard

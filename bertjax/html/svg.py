@@ -62,15 +62,9 @@ def new_axes(layout: Layout, salt: str = "") -> Iterator["Axes"]:
         # 72 dots per inch: a dot is a point, the unit of the SVG.
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         figure.patch.set_visible(False)
-        axes = figure.add_axes(
-            (
-                left / width,
-                bottom / height,
-                (width - left - right) / width,
-                (height - top - bottom) / height,
-            ),
-            frameon=False,
-        )
+        inner_width, inner_height = width - left - right, height - top - bottom
+        box = left / width, bottom / height, inner_width / width, inner_height / height
+        axes = figure.add_axes(box, frameon=False)
         axes.tick_params(length=0, labelcolor=COLORS["soft"], labelsize=12, pad=9)
         axes.tick_params(axis="x", pad=11)
         axes.grid(axis="y", color=COLORS["line"], linewidth=1, clip_on=False)

@@ -210,12 +210,8 @@ class PretrainedModel:
         if reinit_layers:
             layers = self.bert_config.num_hidden_layers
             random.insert(0, f"layers above {layers - reinit_layers} of {layers}")
-        _log.info(
-            "initializing from %s (%s)%s.",
-            self.path,
-            ", ".join(loaded),
-            f"; random: {', '.join(random)}" if random else "",
-        )
+        others = f"; random: {', '.join(random)}" if random else ""
+        _log.info("initializing from %s (%s)%s.", self.path, ", ".join(loaded), others)
         return params
 
     def _available_parts(self, tree: Any) -> list[str]:

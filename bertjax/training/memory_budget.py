@@ -118,7 +118,7 @@ class MemoryBudget:
         if limit is not None and self.step_bytes > limit:
             raise InputError(
                 f"a step needs {needed} a device, of which {format_bytes(limit)} are free. "
-                f"{self.suggest_fix(_USABLE_FRACTION * limit)}"
+                f"{self.suggest_fix(_USABLE_FRACTION * limit, self.step_bytes)}"
             )
         return f"{needed} a device" + (f" of {format_bytes(limit)}" if limit else "")
 
@@ -140,16 +140,16 @@ class MemoryBudget:
             f"{self.suggest_fix(limit, needed)}"
         )
 
-    def suggest_fix(self, limit: float, needed: int | None = None) -> str:
+    def suggest_fix(self, limit: float, needed: int) -> str:
         """Return a sentence with overrides that make a step fit.
 
         Args:
           limit: bytes per device that a step may take.
-          needed: bytes per device that it takes now; those of the compiled step by default.
+          needed: bytes per device that it takes now.
         """
         fixed_bytes = self._state_bytes + self._copy_bytes
         param_bytes = shard_bytes(self._step_functions.param_shapes)
-        activations = (self.step_bytes if needed is None else needed) - fixed_bytes
+        activations = needed - fixed_bytes
         before, compilations = self._config.gradient_accumulation_steps, 0
         shards = num_batch_shards(self._step_functions.mesh)
         for override, config in memory_fixes(self._config, shards, self._is_cpu):

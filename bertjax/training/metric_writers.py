@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -39,7 +39,6 @@ class MetricWriters:
         from metrics.jsonl and hidden in TensorBoard.
       trackers: further receivers.
       active: False on every process but one: nothing is written.
-      stream: where progress is printed, standard error by default.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class MetricWriters:
         trackers: Sequence[Tracker] = (),
         *,
         active: bool = True,
-        stream: TextIO | None = None,
     ) -> None:
         workdir = epath.Path(workdir)
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
@@ -64,7 +62,7 @@ class MetricWriters:
         workdir.mkdir(parents=True, exist_ok=True)
         truncate_metrics(workdir, start_step)
         file = MetricsFile(metrics_path(workdir))
-        self._terminal = ProgressPrinter(total_steps, stream or sys.stderr)
+        self._terminal = ProgressPrinter(total_steps, sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
         self._buffered = [self._tensorboard, file]
         self._trackers = [self._terminal, file, self._tensorboard, *trackers]

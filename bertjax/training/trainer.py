@@ -331,11 +331,9 @@ class Trainer:
         step, shown = int(state.step), self.config.tensorboard_summaries
         writers.write_runs(step, "eval", {name: e.scores for name, e in evaluations.items()})
         if evaluations and shown:
-            writers.write_summaries(
-                step,
-                evaluations[""].examples if "examples" in shown else (),
-                compute_histograms(state.params) if "parameters" in shown else {},
-            )
+            examples = evaluations[""].examples if "examples" in shown else ()
+            histograms = compute_histograms(state.params) if "parameters" in shown else {}
+            writers.write_summaries(step, examples, histograms)
 
     def _is_best(
         self, writers: MetricWriters, state: TrainState, evaluation: Evaluation | None
