@@ -11,6 +11,7 @@ FIELDS = {"pretraining": {"dir": "", "workers": None, "mlm_probability": 0.15, "
 
 
 def load(arg: str = "", **overrides: object) -> Config:
+    """Load the configuration of pre-training with options and overrides (`a__b` for `a.b`)."""
     fields = {name.replace("__", "."): str(value) for name, value in overrides.items()}
     return load_config(f"{PRETRAIN}:{arg}", fields, registry.data_fields())
 

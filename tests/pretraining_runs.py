@@ -6,26 +6,23 @@ import signal
 
 import jax
 import numpy as np
+from config_loading import load
 
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import sharded_shapes
 from bertjax.tasks import registry
 from bertjax.training.throughput import Profiler
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
 
 
 def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {"model.vocab_size": 128, "mesh.data": 8, "steps": 12, "log_every": 3}
-    fields |= {"checkpoint_every": 4, "eval_every": 6, "data.workers": 1}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
+    fields = {"model__vocab_size": 128, "mesh__data": 8, "steps": 12, "log_every": 3}
+    fields |= {"checkpoint_every": 4, "eval_every": 6, "data__workers": 1}
+    return load(f"smoke,data={corpus}", **fields | overrides)
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:

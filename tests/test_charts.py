@@ -313,6 +313,10 @@ def example_charts() -> list[Chart]:
     ]
 
 
+def parsed(chart: Chart) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<svg>{chart.svg}</svg>")
+
+
 def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
     expected = example_charts()
     with matplotlib.rc_context({"lines.linewidth": 9, "lines.marker": "x", "svg.fonttype": "path"}):
@@ -323,7 +327,7 @@ def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
 def test_charts_are_plain_elements_in_the_colors_of_the_page() -> None:
     css = render_report("x", [])
     for chart in example_charts():
-        tags = {element.tag for element in ElementTree.fromstring(f"<g>{chart.svg}</g>").iter()}
+        tags = {element.tag for element in parsed(chart).iter()} - {"svg"}
         assert tags <= {"g", "path", "text", "defs", "use", "title"}
         assert not re.search(r"#[0-9a-f]{6}\b|\brgb|black|font|url\(|http", chart.svg)
         variables = set(re.findall(r"var\((--\w+)\)", chart.svg))
@@ -333,20 +337,14 @@ def test_charts_are_plain_elements_in_the_colors_of_the_page() -> None:
 
 
 def test_charts_keep_text_as_text() -> None:
-    texts = [
-        text.text
-        for text in ElementTree.fromstring(f"<svg>{example_charts()[2].svg}</svg>").iter("text")
-    ]
+    texts = [text.text for text in parsed(example_charts()[2]).iter("text")]
     assert "$gold$ <&>" in texts and "1.0" in texts
-    strip = ElementTree.fromstring(f"<svg>{example_charts()[4].svg}</svg>")
-    tooltips = [title.text for title in strip.iter("title")]
+    tooltips = [title.text for title in parsed(example_charts()[4]).iter("title")]
     assert tooltips == ["<1>: 0.5000", "<1>: 0.5000", "$2: 0.7500"]
 
 
 def test_strip_plot_has_a_dot_per_value_and_a_line_per_mean() -> None:
-    svg = ElementTree.fromstring(
-        f"<svg>{strip_plot('x', {'a': [1, 1, 4], 'b': [3]}, '').svg}</svg>"
-    )
+    svg = parsed(strip_plot("x", {"a": [1, 1, 4], "b": [3]}, ""))
     (dots,) = (group for group in svg.iter("g") if group.get("class") == "points")
     places = [(float(use.get("x")), float(use.get("y"))) for use in dots.iter("use")]
     assert len(set(places)) == 4

@@ -110,11 +110,8 @@ def test_resolve_keeps_times_of_checkpoints_and_evaluations(
 ) -> None:
     config = parse(checkpoint_every=every, eval_every=every).resolve()
     assert config.checkpoint_every == config.eval_every == every
-    assert (
-        config.interval_seconds("checkpoint_every")
-        == config.interval_seconds("eval_every")
-        == seconds
-    )
+    for name in ("checkpoint_every", "eval_every"):
+        assert config.interval_seconds(name) == seconds
     assert config.resolve() == config
 
 
@@ -123,10 +120,8 @@ def test_resolve_converts_durations_to_fractions_of_a_time_budget() -> None:
     config = parse(steps="2h", eval_every="5%", checkpoint_every="10 minutes", optimizer=optimizer)
     config = config.resolve()
     assert (config.budget_seconds, config.total_steps) == (7200, None)
-    assert (config.interval_seconds("eval_every"), config.interval_seconds("checkpoint_every")) == (
-        360,
-        600,
-    )
+    assert config.interval_seconds("eval_every") == 360
+    assert config.interval_seconds("checkpoint_every") == 600
     optimizer_config = config.optimizer_config()
     assert (optimizer_config.warmup_steps, optimizer_config.cooldown_steps) == (0.1, 0.25)
     assert optimizer_config.total_steps == 1

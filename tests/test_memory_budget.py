@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import pretraining_runs
 import pytest
+from config_loading import PRETRAIN
 from processes import Command
 
 from bertjax.cli import report
@@ -163,7 +164,7 @@ def test_suggested_fix_works_with_limited_addresses(corpus, tmp_path) -> None:
     fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 768, "max_seq_length": 128}
     fields |= {"eval_batch_size": 8, "steps": 1, "optimizer.warmup": 0}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
-    spec = f"{pretraining_runs.PRETRAIN}:smoke,data={corpus}"
+    spec = f"{PRETRAIN}:smoke,data={corpus}"
     arguments = ["train", "--config", spec, "--workdir", tmp_path / "run", *flags]
     rejected = Command(*arguments, begin=limit_addresses)
     _, stderr = rejected.communicate()

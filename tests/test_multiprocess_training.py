@@ -253,10 +253,8 @@ def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_pat
         for number in range(4)
     ]
     assert [process.wait(LONG) for process in processes] == [0] * 4
-    ours, theirs = (
-        state_of(tmp_path / "copy", one_process),
-        state_of(one_process / "checkpoints", one_process),
-    )
+    ours = state_of(tmp_path / "copy", one_process)
+    theirs = state_of(one_process / "checkpoints", one_process)
     assert len(ours) > 3 * 20  # parameters and two moments of each
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)

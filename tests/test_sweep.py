@@ -280,11 +280,9 @@ def test_sweep_accepts_more_runs_and_more_in_parallel(toys, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_all_runs_have_the_same_initial_model(toys, tmp_path) -> None:
-    config, published = (
-        BertConfig(128, 1, 64, 4, max_position_embeddings=64),
-        tmp_path / "published",
-    )
+    published = tmp_path / "published"
     published.mkdir()
+    config = BertConfig(128, 1, 64, 4, max_position_embeddings=64)
     model = draw_model(config, toy_tasks.TOKENIZER, "pooler")
     huggingface.write(model, epath.Path(published))
 
