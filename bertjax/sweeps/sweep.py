@@ -128,7 +128,8 @@ def _record(
         trial.name: {
             # JSON has no number that is not finite.
             "scores": {k: v if math.isfinite(v) else None for k, v in run_scores.items()},
-            "failed": _has_failed(trainer.task, run_scores),
+            "failed": not math.isfinite(run_scores.get("loss", math.nan))
+            or trainer.task.is_degenerate(run_scores),
         }
         for trial, run_scores in zip(trials, scores, strict=True)
     }
@@ -144,10 +145,6 @@ def _record(
     if distributed.is_process_0():
         trainer.checkpointer.directory.rmtree()
     distributed.sync_processes("parallel runs")
-
-
-def _has_failed(task: Task, scores: Mapping[str, float]) -> bool:
-    return not math.isfinite(scores.get("loss", math.nan)) or task.is_degenerate(scores)
 
 
 def _comparable_recorded_score(name: str, scores: Mapping[str, float | None]) -> float:
@@ -201,7 +198,7 @@ def summarize(
                 "max": max(scores, default=None),
             }
         )
-    best = max(comparable, key=lambda name: comparable[name])
+    best = max(comparable, key=comparable.__getitem__)
     if comparable[best] == -math.inf:
         raise CommandError(f"no run has a finite {primary_metric}: lower optimizer.learning_rate.")
     all_runs = [

@@ -39,7 +39,10 @@ def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
     if not path.exists():
         raise InputError(f"{path}: the file does not exist. Name the --workdir of a trained run.")
     return [
-        {key: value if key == "split" else _parse_number(value) for key, value in entry.items()}
+        {
+            key: float(value) if value in _NON_FINITE.values() else value
+            for key, value in entry.items()
+        }
         for _, entry in _finished_lines(path)
     ]
 
@@ -129,10 +132,6 @@ def encode_line(step: int, split: str, metrics: Metrics) -> bytes:
         finite = value is None or math.isfinite(value)
         entry[name] = value if finite else _NON_FINITE[str(value)]
     return json.dumps(entry, allow_nan=False).encode() + b"\n"
-
-
-def _parse_number(value: Any) -> Any:
-    return float(value) if value in _NON_FINITE.values() else value
 
 
 def _finished_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
