@@ -160,6 +160,15 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory):
+    """Function that starts the server of a method's model once."""
+    from served_models import serve_models
+
+    with serve_models(tmp_path_factory.mktemp("served")) as serve:
+        yield serve
+
+
 @pytest.fixture
 def laptop(tmp_path) -> Laptop:
     laptop = Laptop(tmp_path / "laptop")

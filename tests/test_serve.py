@@ -9,7 +9,6 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,20 +17,13 @@ from conftest import LONG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import Command
-from served_models import INPUTS, METHODS, Served, send, serve_models, wait_until
+from served_models import INPUTS, METHODS, send, wait_until
 from test_interface import write_model
 
 from bertjax.cli import termination
 from bertjax.serving import server as server_module
 from bertjax.serving.server import bind_socket, render_page
 from data_pipelines.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
-    """Return a function that starts the server of a method's model once."""
-    with serve_models(tmp_path_factory.mktemp("served")) as serve:
-        yield serve
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,25 +7,18 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import LONG
-from served_models import LIMITS, Served, serve_models, wait_until
+from served_models import LIMITS, Served, wait_until
 from test_interface import write_model
 
 from bertjax.serving import server as server_module
 from bertjax.serving.server import bind_socket
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
-    """Return a function that starts the server of a method's model once."""
-    with serve_models(tmp_path_factory.mktemp("served")) as serve:
-        yield serve
 
 
 @pytest.fixture
