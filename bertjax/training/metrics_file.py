@@ -81,7 +81,7 @@ class MetricsFile:
     def log(self, step: int, split: str, metrics: Metrics) -> None:
         """Record the metrics of a split after `step` updates."""
         line = encode_line(step, split, metrics)
-        with naming(self._path):
+        with path_in_errors(self._path):
             written = self._file.write(line)
         if written != len(line):
             raise OSError(f"{self._path}: the disk is full. Free space on it.")
@@ -117,7 +117,7 @@ class RemoteFile:
 
 
 @contextlib.contextmanager
-def naming(path: epath.PathLike) -> Iterator[None]:
+def path_in_errors(path: epath.PathLike) -> Iterator[None]:
     """Add a path to an OSError, such as that of a full disk."""
     try:
         yield

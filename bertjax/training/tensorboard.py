@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import register_writer_factory
 
 from bertjax.steps.histograms import Histogram
-from bertjax.training.metrics_file import Metrics, RemoteFile, naming
+from bertjax.training.metrics_file import Metrics, RemoteFile, path_in_errors
 
 
 class TensorBoardTracker:
@@ -53,13 +53,13 @@ class TensorBoardTracker:
     def flush(self) -> None:
         """Write buffered events to the files."""
         for directory, writer in self._writers.items():
-            with naming(directory):
+            with path_in_errors(directory):
                 writer.flush()
 
     def close(self) -> None:
         """Close the files."""
         for directory, writer in self._writers.items():
-            with naming(directory):
+            with path_in_errors(directory):
                 writer.close()
 
     def _write(self, split: str, **fields: Any) -> None:
@@ -71,7 +71,7 @@ class TensorBoardTracker:
             self._writers[directory] = EventsWriter(f"{directory}/events", suffix)
             start = SessionLog(status=SessionLog.START)
             self._write(split, step=self._start_step + 1, session_log=start)
-        with naming(directory):
+        with path_in_errors(directory):
             self._writers[directory].write_event(Event(wall_time=time.time(), **fields))
 
 
