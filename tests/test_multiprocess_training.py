@@ -6,7 +6,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
@@ -128,16 +127,13 @@ class Program:
             self.processes.append(process)
         self.stderr = [""] * processes
 
-    def wait(self, seconds: float = LONG) -> list[int | None]:
-        """Return the exit statuses, within a number of seconds."""
-        return [self.wait_for(process_id, seconds) for process_id in range(len(self.processes))]
+    def wait(self) -> list[int | None]:
+        """Return the exit statuses."""
+        return [self.wait_for(process_id) for process_id in range(len(self.processes))]
 
-    def wait_for(self, process_id: int, seconds: float = LONG) -> int | None:
-        """Return the exit status of a process, which is killed if it runs longer."""
-        late = threading.Timer(seconds, self.processes[process_id].kill)
-        late.start()
-        self.stderr[process_id] += self.processes[process_id].communicate()[1]
-        late.cancel()
+    def wait_for(self, process_id: int) -> int | None:
+        """Return the exit status of a process."""
+        self.stderr[process_id] += self.processes[process_id].communicate(timeout=LONG)[1]
         return self.processes[process_id].poll()
 
     def wait_for_step(self, step: int) -> None:
