@@ -1,6 +1,5 @@
 """Tests of runs that are initialized from a checkpoint or a published model."""
 
-import functools
 import json
 import logging
 import pathlib
