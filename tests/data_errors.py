@@ -34,10 +34,10 @@ def publish(path: pathlib.Path, head: str, tokenizer=toy_tasks.TOKENIZER) -> pat
     return path
 
 
-def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[object]:
+def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[str]:
     """Return arguments for CONFIGURATION:OPTIONS, with fields of a tiny model."""
     file, _, file_options = options.partition(":")
-    fields = {name.replace("__", "."): value for name, value in overrides.items()}
+    fields: dict[str, object] = {"batch_size": 8, "steps": 2, "max_seq_length": 32}
     if "init" not in overrides:
         sizes = {
             "num_hidden_layers": 1,
@@ -47,9 +47,8 @@ def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[o
         }
         fields |= {f"model.{name}": value for name, value in sizes.items()}
         fields |= {"model.max_position_embeddings": 64, "data.vocab": models / "vocab.txt"}
-    fields = {"batch_size": 8, "steps": 2, "max_seq_length": 32} | fields
     spec = f"{toy_tasks.EXPERIMENTS / file}.py:{file_options}"
-    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
+    return toy_tasks.config_arguments(spec, fields, overrides)
 
 
 def check_train_error(

@@ -36,6 +36,15 @@ def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[st
     return list(predictor.predict(predictor.pipeline.parse_lines(lines), 64))
 
 
+def write_evaluation(
+    directory: pathlib.Path, config: dict, scores: dict[str, float], **files: object
+) -> None:
+    """Write the output of `bertjax evaluate`: its files, scores and configuration."""
+    evaluation = {"checkpoints": ["runs/x"], "config": config}
+    for name, content in {"evaluation": evaluation, "scores": scores, **files}.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+
+
 def events(workdir: pathlib.Path, split: str) -> list[Any]:
     """Return the TensorBoard events of a split, in the order of its files."""
     import tensorflow as tf

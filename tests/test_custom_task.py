@@ -14,7 +14,7 @@ import sentiment_task
 from conftest import sample_vocabulary
 from processes import Command, hold
 from random_models import assert_same_params, draw_model
-from run_outputs import metrics, params_of
+from run_outputs import metrics, params_of, write_evaluation
 
 import bertjax
 from bertjax.config.config import Config
@@ -108,10 +108,8 @@ def test_custom_task_learns_and_resumes_exactly(folder, trained, tmp_path) -> No
 def test_custom_task_is_evaluated_and_has_its_report(folder, trained, tmp_path) -> None:
     evaluation = evaluate(make_run_config(folder), trained)
     assert evaluation.scores["right"] == metrics(trained)[-1]["right"]
-    record = {"checkpoints": [str(trained)], "config": make_run_config(folder).to_dict()}
-    contents = {"scores": evaluation.scores, "evaluation": record, **evaluation.files}
-    for name, content in contents.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    config = make_run_config(folder).to_dict()
+    write_evaluation(tmp_path, config, evaluation.scores, **evaluation.files)
     assert "glad, " in write_report(tmp_path).read_text()
     assert "Accuracy of moods" in write_report(trained).read_text()
 

@@ -129,7 +129,6 @@ def draw(
     return MultipleChoiceDataset("it", questions)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(5, 40), st.integers(2, 8))
 def test_encode_questions_truncates_the_longer_text(
     context: int, choice: int, max_choice_length: int, count: int
@@ -206,7 +205,7 @@ def list_questions(data: MultipleChoiceDataset, examples: Examples) -> list[tupl
     return questions
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 25), st.integers(0, 99), st.integers(6, 12))
 def test_build_batch_keeps_the_choices_of_a_question_together(
     count: int, seed: int, slots: int
@@ -220,7 +219,7 @@ def test_build_batch_keeps_the_choices_of_a_question_together(
     assert (batch["cls_positions"][batch["group_ids"] > 0] < 96).all()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 15), st.integers(0, 99), st.integers(1, 6), st.integers(1, 4))
 def test_training_batches_have_every_question_once_an_epoch(
     count: int, seed: int, batch_size: int, num_processes: int
@@ -238,7 +237,7 @@ def test_training_batches_have_every_question_once_an_epoch(
     assert sorted(questions) == sorted(batch_size * list_questions(data, examples))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 25), st.integers(0, 99), st.sampled_from([1, 3, 100]))
 def test_unpack_outputs_returns_the_outputs_of_each_choice(count, seed, num_sequences) -> None:
     data = draw(count, seed)

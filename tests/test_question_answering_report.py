@@ -1,9 +1,8 @@
 """The report of a question answering evaluation groups errors and marks them in passages."""
 
-import json
-
 import pytest
 from etils import epath
+from run_outputs import write_evaluation
 
 from bertjax.tasks.question_answering.report import (
     CONTEXT_CHARS,
@@ -12,7 +11,6 @@ from bertjax.tasks.question_answering.report import (
     render,
     score_answers,
 )
-from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
 
@@ -87,23 +85,14 @@ def test_mark_spans_shortens_a_long_passage() -> None:
     ]
 
 
-def write_evaluation(directory, predictions: dict, nbest: dict) -> None:
-    data = {"dir": "squad", "eval_file": ""}
-    files = {
-        EVALUATION_FILE: {"checkpoints": ["runs/x"], "config": {"data": data}},
-        "scores.json": {"exact": 0.0, "f1": 50.0, "null_score_diff_threshold": -1.5},
-        "predictions.json": predictions,
-        "nbest_predictions.json": nbest,
-    }
-    for name, content in files.items():
-        (directory / name).write_text(json.dumps(content))
-
-
 def test_report_shows_scores_outcomes_and_escaped_passages(tmp_path) -> None:
     nbest = {"q": [{"text": "Oslo <north>", "start": 18, "probability": 0.5}]}
-    write_evaluation(tmp_path, {"q": "Oslo <north>"}, nbest)
-    data = QuestionAnsweringDataset([make_question("q", "old Oslo")], 2)
-    page = render("squad", epath.Path(tmp_path), [("dev", data)])
+    config = {"data": {"dir": "squad", "eval_file": ""}}
+    scores = {"exact": 0.0, "f1": 50.0, "null_score_diff_threshold": -1.5}
+    files = {"predictions": {"q": "Oslo <north>"}, "nbest_predictions": nbest}
+    write_evaluation(tmp_path, config, scores, **files)
+    sets = [("dev", QuestionAnsweringDataset([make_question("q", "old Oslo")], 2))]
+    page = render("squad", epath.Path(tmp_path), sets)
     assert "<b>50.0</b><span>F1</span>" in page and "exceeds the best by -1.50" in page
     assert "<td>Overlap with the gold answer</td><td>1</td><td>100.0%</td>" in page
     assert (
@@ -115,4 +104,4 @@ def test_report_shows_scores_outcomes_and_escaped_passages(tmp_path) -> None:
     with pytest.raises(
         InputError, match=r"not a complete evaluation .* Run bertjax evaluate again"
     ):
-        render("squad", epath.Path(tmp_path), [("dev", data)])
+        render("squad", epath.Path(tmp_path), sets)

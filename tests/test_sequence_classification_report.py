@@ -1,14 +1,12 @@
 """The report of a sequence classification evaluation shows scores, confusions and errors."""
 
-import json
-
 import numpy as np
 import pytest
 from etils import epath
+from run_outputs import write_evaluation
 
 from bertjax.tasks.sequence_classification.evaluation import format_prediction
 from bertjax.tasks.sequence_classification.report import render
-from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
 
 
@@ -19,10 +17,8 @@ def write_report(directory, problem_type: str, labels: list, predictions: list, 
         | format_prediction(np.array(prediction), labels, problem_type, True)
         for i, (prediction, value) in enumerate(zip(predictions, gold, strict=True))
     ]
-    run_info = {"checkpoints": ["runs/x"], "config": {"data": {"dir": "mood", "eval_file": "d"}}}
-    files = {EVALUATION_FILE: run_info, "predictions.json": entries, "scores.json": {"f1": 0.5}}
-    for name, content in files.items():
-        (directory / name).write_text(json.dumps(content))
+    config = {"data": {"dir": "mood", "eval_file": "d"}}
+    write_evaluation(directory, config, {"f1": 0.5}, predictions=entries)
     texts = [f"<{i}>" for i in range(len(gold))]
     return render("run", epath.Path(directory), [("dev", texts)], problem_type)
 

@@ -1,6 +1,7 @@
 """Fine-tuning on every toy task, from files to predictions."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -41,15 +42,14 @@ def folder(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     """Return a function from a kind to its workdir, trained at the first call."""
-    directories: dict[str, pathlib.Path] = {}
 
+    @functools.cache
     def of(kind: str) -> pathlib.Path:
-        if kind not in directories:
-            directories[kind] = tmp_path_factory.mktemp(kind) / "run"
-            # In a process with one device: eight devices on two cores are slow.
-            done = run("train", "--workdir", directories[kind], *toy_tasks.arguments(kind, folder))
-            assert done.returncode == 0, done.stderr
-        return directories[kind]
+        workdir = tmp_path_factory.mktemp(kind) / "run"
+        # In a process with one device: eight devices on two cores are slow.
+        done = run("train", "--workdir", workdir, *toy_tasks.arguments(kind, folder))
+        assert done.returncode == 0, done.stderr
+        return workdir
 
     return of
 
@@ -57,13 +57,12 @@ def trained(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     """Return a function from a kind to its model in Hugging Face format."""
-    directories: dict[str, pathlib.Path] = {}
 
+    @functools.cache
     def of(kind: str) -> pathlib.Path:
-        if kind not in directories:
-            directories[kind] = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
-            convert(trained(kind), directories[kind], "bertjax", "hf")
-        return directories[kind]
+        path = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
+        convert(trained(kind), path, "bertjax", "hf")
+        return path
 
     return of
 

@@ -3,16 +3,14 @@
 goldens/make_token_classification_scores.py made the goldens.
 """
 
-import json
-
 import numpy as np
 import pytest
 from etils import epath
 from goldens import make_token_classification_scores as recipe
 from hypothesis import given
 from hypothesis import strategies as st
+from run_outputs import write_evaluation
 
-from bertjax.tasks.task import EVALUATION_FILE
 from bertjax.tasks.token_classification.metrics import EntityCounts, count_entities, sum_counts
 from bertjax.tasks.token_classification.report import ERROR_KINDS, find_errors, render
 from data_pipelines.errors import InputError
@@ -95,12 +93,9 @@ def test_find_errors_returns_the_kind_of_error() -> None:
     assert {error[0] for error in errors} == ERROR_KINDS.keys()
 
 
-def write_evaluation(directory, entry, strict) -> None:
-    data = {"dir": "ner", "eval_file": "", "strict": strict}
-    run_info = {"checkpoints": ["runs/x"], "config": {"data": data}}
-    (directory / "predictions.json").write_text(json.dumps([entry]))
-    (directory / "scores.json").write_text(json.dumps({"f1": 0.0}))
-    (directory / EVALUATION_FILE).write_text(json.dumps(run_info))
+def write(directory, entry, strict: bool = False) -> None:
+    config = {"data": {"dir": "ner", "eval_file": "", "strict": strict}}
+    write_evaluation(directory, config, {"f1": 0.0}, predictions=[entry])
 
 
 def test_report_is_strict_if_scores_are(tmp_path) -> None:
@@ -109,7 +104,7 @@ def test_report_is_strict_if_scores_are(tmp_path) -> None:
     assert not list(find_errors(entry))
     assert [error.kind for error in find_errors(entry, "BIO")] == ["missed"]
     for strict, rates in ((False, "1.000"), (True, "0.000")):
-        write_evaluation(tmp_path, entry, strict)
+        write(tmp_path, entry, strict)
         text = render("x", epath.Path(tmp_path), {"dev": 1})
         assert f"<td>loc</td><td>1</td><td>{rates}</td>" in text
 
@@ -117,7 +112,7 @@ def test_report_is_strict_if_scores_are(tmp_path) -> None:
 def test_report_lists_types_and_error_context(tmp_path) -> None:
     entry = {"words": ["in", "<Rome>", "now"], "gold": ["O", "B-loc", "O"]}
     entry |= {"tags": ["O", "B-per", "O"], "scores": [1.0, 0.75, 1.0]}
-    write_evaluation(tmp_path, entry, strict=False)
+    write(tmp_path, entry)
     text = render("x", epath.Path(tmp_path), {"dev": 1})
     assert "in &gt;&gt;[&lt;Rome&gt;]&lt;&lt; now" in text
     assert "<td>loc</td>" in text and "<td>per</td>" in text

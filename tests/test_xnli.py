@@ -101,16 +101,15 @@ FIELDS = toy_tasks.FIELDS | {"steps": 60, "log_every": 30, "eval_every": 30, "ch
 
 
 def arguments(folder: pathlib.Path, options: str, init: object = "", **fields: object) -> list[str]:
-    overrides = {name.replace("__", "."): value for name, value in fields.items()}
     values = {k: v for k, v in FIELDS.items() if not (init and k.startswith("model."))}
     values |= {"model.dtype": "float32"} | ({} if init else {"data.vocab": folder / "vocab.txt"})
     spec = f"{EXPERIMENT}:data={folder},{options}" + (f",init={init}" if init else "")
-    return ["--config", spec, *(f"--config.{k}={v}" for k, v in (values | overrides).items())]
+    return toy_tasks.config_arguments(spec, values, fields)
 
 
 def configuration(folder: pathlib.Path, options: str, **fields: str) -> Config:
-    given = {name.replace("__", "."): value for name, value in fields.items()}
-    return load_config(f"{EXPERIMENT}:data={folder},{options}", given, registry.data_fields())
+    spec = f"{EXPERIMENT}:data={folder},{options}"
+    return toy_tasks.load_arguments(toy_tasks.config_arguments(spec, {}, fields))
 
 
 def sets(folder: pathlib.Path, options: str, split: str = "eval", **fields: str) -> dict:

@@ -2,15 +2,12 @@
 
 import pathlib
 
-from bertjax.cli.config_args import parse_overrides
+from toy_tasks import EXPERIMENTS, config_arguments, load_arguments
+
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
-from bertjax.formats.loading import find_bert_config
-from bertjax.tasks import registry
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 NAMES = ["anna", "bob", "carl", "dora"]
 PLACES = ["rome", "oslo", "paris", "delhi"]
@@ -58,11 +55,9 @@ def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[s
     fields |= {"batch_size": 8, "steps": 150, "eval_every": 150, "checkpoint_every": 150}
     fields |= {"optimizer.learning_rate": 1e-3, "model.hidden_dropout_prob": 0.0}
     fields |= {"model.attention_probs_dropout_prob": 0.0}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    spec = f"{SQUAD}:version={version},init={folder / 'model'},data={folder}"
-    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
+    spec = f"{EXPERIMENTS / 'squad.py'}:version={version},init={folder / 'model'},data={folder}"
+    return config_arguments(spec, fields, overrides)
 
 
 def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
-    _, spec, *flags = arguments(folder, version, **overrides)
-    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)
+    return load_arguments(arguments(folder, version, **overrides))

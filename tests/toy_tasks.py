@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 import random
+from collections.abc import Mapping
 
 from conftest import sample_vocabulary
 
@@ -40,6 +41,20 @@ OPTIONS = {
     "multiple_choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
     "token_classification": "train_file=words.conll,eval_file=words-dev.conll",
 }
+
+
+def config_arguments(
+    spec: str, fields: Mapping[str, object], overrides: Mapping[str, object]
+) -> list[str]:
+    """Return the arguments of a configuration; "__" in a name of `overrides` stands for a dot."""
+    values = {**fields, **{name.replace("__", "."): value for name, value in overrides.items()}}
+    return ["--config", spec, *(f"--config.{name}={value}" for name, value in values.items())]
+
+
+def load_arguments(arguments: list[str]) -> Config:
+    """Return the configuration of `config_arguments`."""
+    _, spec, *flags = arguments
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)
 
 
 def write_data(folder: pathlib.Path) -> None:
@@ -124,13 +139,11 @@ def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: o
         fields |= {"model.dtype": "float32"}
     else:
         fields["data.vocab"] = folder / "vocab.txt"
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     spec = f"{file}:data={folder},init={init},{OPTIONS[kind]}"
-    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
+    return config_arguments(spec, fields, overrides)
 
 
 def configuration(
     kind: str, folder: pathlib.Path, init: object = "", **overrides: object
 ) -> Config:
-    _, spec, *flags = arguments(kind, folder, init, **overrides)
-    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)
+    return load_arguments(arguments(kind, folder, init, **overrides))
