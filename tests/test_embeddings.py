@@ -223,6 +223,15 @@ def test_write_resumes_to_the_same_bytes_in_every_format(
         np.testing.assert_array_equal(other.reshape(written[".npz"].shape), written[".npz"])
 
 
+def test_write_accepts_texts_without_words(model, tmp_path) -> None:
+    from pyarrow import parquet
+
+    words = Embedder(model, EmbeddingOptions(level="word"))
+    words.write(["", "ba do"], tmp_path / "a.parquet")
+    rows = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [len(row["embeddings"]) for row in rows] == [0, 2]
+
+
 def test_write_does_not_resume_with_other_options_or_texts(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
 

@@ -19,9 +19,7 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write, atomic_write_text, is_remote
 
-EmbeddingPart = Mapping[str, Any]
 TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
-_ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal arrays give equal bytes
 
 
 class PartFiles:
@@ -65,7 +63,7 @@ class PartFiles:
             )
         return True
 
-    def write(self, number: int, digest: str, part: EmbeddingPart) -> None:
+    def write(self, number: int, digest: str, part: Mapping[str, Any]) -> None:
         """Write a part atomically."""
         content = io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
@@ -131,11 +129,7 @@ PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
 def _write_lines(file: IO[bytes], read: PartReader) -> None:
     for part in read():
         for row in iter_rows(part):
-            values = {
-                name: _to_shortest_floats(value) if isinstance(value, np.ndarray) else value
-                for name, value in row.items()
-            }
-            text = json.dumps(values, ensure_ascii=False)
+            text = json.dumps(row, ensure_ascii=False, default=_to_shortest_floats)
             file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
@@ -159,12 +153,9 @@ def _write_arrays(file: IO[bytes], read: PartReader) -> None:
             dtypes[name] = np.promote_types(dtypes.get(name, array.dtype), array.dtype)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, shape in shapes.items():
-            entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_TIMESTAMP)
-            header = {
-                "descr": np.lib.format.dtype_to_descr(dtypes[name]),
-                "fortran_order": False,
-                "shape": shape,
-            }
+            entry = zipfile.ZipInfo(f"{name}.npy")  # with a fixed time: equal arrays, equal bytes
+            descr = np.lib.format.dtype_to_descr(dtypes[name])
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
             with archive.open(entry, "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_2_0(member, header)
                 for part in read():
@@ -175,23 +166,18 @@ def _write_parquet(file: IO[bytes], read: PartReader) -> None:
     import pyarrow
     from pyarrow import parquet
 
+    text, vector = pyarrow.string(), pyarrow.list_(pyarrow.float32())
+    types = {"text": text, "embedding": vector}
+    types |= {"tokens": pyarrow.list_(text), "embeddings": pyarrow.list_(vector)}
     writer = None
     for part in read():
         rows = list(iter_rows(part))
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-        if "embeddings" in columns:
-            columns["embeddings"] = [
-                array.reshape(len(array), -1).tolist() for array in columns["embeddings"]
-            ]
-            kinds = [pyarrow.string(), pyarrow.list_(pyarrow.string())]
-            kinds.append(pyarrow.list_(pyarrow.list_(pyarrow.float32())))
-        else:
-            columns["embedding"] = [array.tolist() for array in columns["embedding"]]
-            kinds = [pyarrow.string(), pyarrow.list_(pyarrow.float32())]
-        schema = pyarrow.schema(list(zip(columns, kinds, strict=True)))
-        table = pyarrow.table(columns, schema)
+        for row in rows:
+            if "embeddings" in row:  # the layers of a token are one vector
+                row["embeddings"] = [layers.ravel() for layers in row["embeddings"]]
+        schema = pyarrow.schema([(name, types[name]) for name in rows[0]])
         writer = writer or parquet.ParquetWriter(file, schema)
-        writer.write_table(table)
+        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
     if writer:
         writer.close()
 
