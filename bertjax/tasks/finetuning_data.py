@@ -48,6 +48,15 @@ def load_task_tokenizer(config: Config) -> Tokenizer:
     return tokenizer
 
 
+def require_directory(config: Config) -> epath.Path:
+    """Return `data.dir`; raise InputError if it is empty."""
+    if not config.data["dir"]:
+        raise InputError(
+            "data.dir='': no directory. Name the directory that holds the task's files."
+        )
+    return epath.Path(config.data["dir"])
+
+
 def find_files(config: Config, split: str, default_name: str) -> list[tuple[str, epath.Path]]:
     """Return name and path of each file of a split; only an eval split may have several.
 
@@ -59,14 +68,10 @@ def find_files(config: Config, split: str, default_name: str) -> list[tuple[str,
     Raises:
       InputError: no directory is named, or no file matches.
     """
-    data = config.data
-    if not data["dir"] and not data[f"{split}_file"]:
-        raise InputError(
-            "data.dir='': no directory. Name the directory that holds the task's files."
-        )
-    name = data[f"{split}_file"] or default_name
+    name = config.data[f"{split}_file"]
+    directory = epath.Path(config.data["dir"]) if name else require_directory(config)
     # Joining does not recognize a remote path as absolute.
-    path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
+    path = epath.Path(name) if is_remote(name) else directory / (name or default_name)
     if "*" not in path.name:
         if not path.exists():
             raise InputError(
@@ -98,11 +103,7 @@ def find_tables(
         return find_files(config, split, "")
     if split == "eval" and data["train_file"] and not data["dir"]:
         return []
-    if not data["dir"]:
-        raise InputError(
-            "data.dir='': no directory. Name the directory that holds the task's files."
-        )
-    directory = epath.Path(data["dir"])
+    directory = require_directory(config)
     if not directory.is_dir():
         raise InputError(f"data.dir={directory}: no directory. Name the one with the files.")
     paths = _matching_tables(directory, split, suffixes)
@@ -121,12 +122,7 @@ def has_training_table(config: Config, suffixes: Sequence[str] = SUFFIXES) -> bo
     data = config.data
     if data["train_file"] or data["dir"].startswith(TFDS):
         return True
-    directory = epath.Path(data["dir"])
-    return (
-        bool(data["dir"])
-        and directory.is_dir()
-        and bool(_matching_tables(directory, "train", suffixes))
-    )
+    return bool(data["dir"] and _matching_tables(epath.Path(data["dir"]), "train", suffixes))
 
 
 def resolve_labels(
@@ -149,12 +145,9 @@ def resolve_labels(
 def _matching_tables(
     directory: epath.Path, split: str, suffixes: Sequence[str]
 ) -> list[epath.Path]:
-    return [
-        path
-        for path in sorted(directory.iterdir())
-        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*suffixes}
-    ]
-
-
-def _suffixes(path: epath.Path) -> list[str]:
-    return [f".{part}" for part in path.name.split(".")[1:]]
+    paths = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        stem, *parts = path.name.split(".")
+        if stem in _STEMS[split] and any(f".{part}" in suffixes for part in parts):
+            paths.append(path)
+    return paths

@@ -3,10 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from etils import epath
-
 from bertjax.config.config import Config
-from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
+from bertjax.tasks.finetuning_data import (
+    COMMON_DATA_FIELDS,
+    TFDS_SPLITS,
+    find_tables,
+    require_directory,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.finetuning.glue import find_glue_task, read_glue, read_glue_tfds
@@ -89,12 +92,11 @@ def read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassificat
     sets = _read_sets(config, split)
     if split == "train" or not data["eval_set_column"]:
         return sets
+    names = split_column_names(data["eval_sets"])
     return [
         (part_name if len(sets) == 1 else f"{name}.{part_name}", part)
         for name, whole in sets
-        for part_name, part in whole.split_by_eval_set(
-            split_column_names(data["eval_sets"])
-        ).items()
+        for part_name, part in whole.split_by_eval_set(names).items()
     ]
 
 
@@ -130,12 +132,10 @@ def _read_glue(config: Config, split: str) -> list[tuple[str, SequenceClassifica
         if data["dir"].startswith(TFDS):
             sets.append((name, _read(config, split, data["dir"], tfds_split)))
             continue
-        if not data["dir"]:
-            raise InputError("data.dir='': no directory. Set the directory of GLUE's files.")
-        path = epath.Path(data["dir"]) / f"{stem}.tsv"
-        # data.dir may also be the directory of all tasks.
-        if not path.exists():
-            path = epath.Path(data["dir"]) / task.folder / f"{stem}.tsv"
+        directory = require_directory(config)
+        path = directory / f"{stem}.tsv"
+        if not path.exists():  # data.dir may also be the directory of all tasks
+            path = directory / task.folder / f"{stem}.tsv"
         sets.append((name, _read(config, split, str(path))))
     return sets
 
