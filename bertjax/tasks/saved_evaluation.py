@@ -104,19 +104,14 @@ def read_evaluation(
     Raises:
       InputError: a file is missing or damaged.
     """
+
+    def read(name: str) -> Any:
+        return json.loads((directory / name).read_text())
+
     try:
-        run_info, scores = (
-            json.loads((directory / file).read_text()) for file in (EVALUATION_FILE, "scores.json")
-        )
-        contents = []
-        for name in sets:
-            prefix = f"{name}." if len(sets) > 1 else ""
-            contents.append(
-                {
-                    file: json.loads((directory / f"{prefix}{file}.json").read_text())
-                    for file in files
-                }
-            )
+        run_info, scores = read(EVALUATION_FILE), read("scores.json")
+        prefixes = [f"{name}." if len(sets) > 1 else "" for name in sets]
+        contents = [{file: read(f"{prefix}{file}.json") for file in files} for prefix in prefixes]
         run_info["checkpoints"], run_info["config"]["data"]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(

@@ -124,9 +124,8 @@ def render(
     Raises:
       InputError: the directory is not a complete evaluation.
     """
-    evaluation = read_evaluation(
-        directory, [name for name, _ in sets], ("predictions", "nbest_predictions")
-    )
+    names = [set_name for set_name, _ in sets]
+    evaluation = read_evaluation(directory, names, ("predictions", "nbest_predictions"))
     answers: list[ScoredAnswer] = []
     for (_, data), files in zip(sets, evaluation.files, strict=True):
         answers += score_answers(data, files["predictions"], files["nbest_predictions"])
@@ -136,20 +135,16 @@ def render(
     rule = (
         "" if threshold is None else f"predicted if its score exceeds the best by {threshold:.2f}"
     )
+    by_outcome = _grouped_scores(answers, "Outcome", outcomes, lambda answer: answer.outcome)
+    by_word = _grouped_scores(answers, "Word", words, _question_word)
     groups = (_error_group(answers, outcome) for outcome in ERROR_OUTCOMES)
     return evaluation.render(
         name,
         TITLES | _ANSWERABILITY_TITLES,
         ("Questions", len(answers)),
         [
-            Section(
-                "Answers by outcome",
-                table=_grouped_scores(answers, "Outcome", outcomes, lambda answer: answer.outcome),
-            ),
-            Section(
-                "Questions by question word",
-                table=_grouped_scores(answers, "Word", words, _question_word),
-            ),
+            Section("Answers by outcome", table=by_outcome),
+            Section("Questions by question word", table=by_word),
         ],
         score_format=".1f",
         facts=[("No answer", rule)],

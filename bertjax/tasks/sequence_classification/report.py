@@ -51,9 +51,8 @@ def render(
     elif problem_type == "multi_label_classification":
         sections = _multi_label_sections(entries, texts)
     else:
-        sections = _single_label_sections(
-            entries, texts, with_labels=problem_type != "multiple_choice"
-        )
+        with_labels = problem_type != "multiple_choice"
+        sections = _single_label_sections(entries, texts, with_labels)
     return evaluation.render(name, TITLES, ("Examples", len(entries)), sections)
 
 
@@ -66,12 +65,8 @@ def _single_label_sections(
         np.array([ids[entry[key]] for entry in entries]) for key in ("label", "gold")
     )
     probabilities = [entry["score"] for entry in entries]
-    sections = [
-        Section(
-            "Calibration",
-            charts=[reliability_diagram(probabilities, (predictions == gold).tolist())],
-        )
-    ]
+    diagram = reliability_diagram(probabilities, (predictions == gold).tolist())
+    sections = [Section("Calibration", charts=[diagram])]
     if with_labels:
         scores = precision_recall_f1(predictions, gold, range(len(labels)))
         counts = np.bincount(gold, minlength=len(labels))
@@ -80,13 +75,7 @@ def _single_label_sections(
     errors = np.flatnonzero(predictions != gold).tolist()
     errors.sort(key=lambda i: -probabilities[i])
     rows = [
-        (
-            f"{probabilities[i]:.0%}",
-            entries[i]["label"],
-            entries[i]["gold"],
-            entries[i]["id"],
-            texts[i],
-        )
+        (f"{probabilities[i]:.0%}", *(entries[i][key] for key in ("label", "gold", "id")), texts[i])
         for i in errors[:MAX_ERRORS_SHOWN]
     ]
     header = ("Probability", "Predicted", "Gold", "Example", "Text")
@@ -100,16 +89,13 @@ def _multi_label_sections(
     gold = np.array([[label in entry["gold"] for label in labels] for entry in entries])
     probabilities = np.array([[entry["scores"][label] for label in labels] for entry in entries])
     predictions = probabilities > 0.5
-    scores = [
-        precision_recall_f1(predictions[:, i], gold[:, i], [1])[0] for i in range(len(labels))
-    ]
+    columns = zip(predictions.T, gold.T, strict=True)
+    scores = [precision_recall_f1(*column, [1])[0] for column in columns]
     confidence = np.where(predictions, probabilities, 1 - probabilities)
-    diagram = reliability_diagram(
-        confidence.ravel().tolist(), (predictions == gold).ravel().tolist()
-    )
-    errors = sorted(
-        np.argwhere(predictions != gold).tolist(), key=lambda index: -confidence[*index]
-    )
+    is_correct = predictions == gold
+    diagram = reliability_diagram(confidence.ravel().tolist(), is_correct.ravel().tolist())
+    errors = np.argwhere(~is_correct).tolist()
+    errors.sort(key=lambda index: -confidence[*index])
     rows = [
         (
             f"{confidence[i, j]:.0%}",
@@ -135,16 +121,11 @@ def _regression_sections(entries: Sequence[PredictionEntry], texts: Sequence[str
         (f"{pairs[i][1]:.3f}", f"{pairs[i][0]:.3f}", entries[i]["id"], texts[i])
         for i in order[:MAX_ERRORS_SHOWN]
     ]
+    chart = scatter("All examples", pairs, ("gold", "predicted"))
+    table = TextTable(("Predicted", "Gold", "Example", "Text"), rows)
     return [
-        Section(
-            "Predictions and gold values",
-            charts=[scatter("All examples", pairs, ("gold", "predicted"))],
-        ),
-        Section(
-            "Largest errors",
-            table=TextTable(("Predicted", "Gold", "Example", "Text"), rows),
-            table_class="errors",
-        ),
+        Section("Predictions and gold values", charts=[chart]),
+        Section("Largest errors", table=table, table_class="errors"),
     ]
 
 
@@ -171,9 +152,8 @@ def _confusion_section(labels: Sequence[str], predictions: np.ndarray, gold: np.
         (labels[g], labels[p]) for g, p in zip(gold, predictions, strict=True) if g != p
     )
     rows = [(g, p, f"{count:,}") for (g, p), count in pairs.most_common(MAX_CONFUSIONS)]
-    return Section(
-        "Most frequent confusions", table=TextTable(("Gold", "Predicted", "Examples"), rows)
-    )
+    table = TextTable(("Gold", "Predicted", "Examples"), rows)
+    return Section("Most frequent confusions", table=table)
 
 
 def _error_section(num_errors: int, table: TextTable) -> Section:

@@ -17,10 +17,6 @@ class EntityCounts(NamedTuple):
     predicted: int = 0
     correct: int = 0
 
-    def add(self, other: "EntityCounts") -> "EntityCounts":
-        """Return the sums of both counts."""
-        return EntityCounts(*(a + b for a, b in zip(self, other, strict=True)))
-
     def scores(self) -> dict[str, float]:
         """Return `precision`, `recall` and `f1`, in [0, 1]."""
         return {
@@ -44,23 +40,22 @@ def count_entities(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]], strict: str = ""
 ) -> dict[str, EntityCounts]:
     """Return the counts by entity type, from the tags of sentences; see `find_entities`."""
-    counts: dict[str, EntityCounts] = collections.defaultdict(EntityCounts)
+    gold_counts, predicted_counts, correct_counts = (collections.Counter[str]() for _ in range(3))
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         gold_entities = set(find_entities(gold_tags, strict))
-        for entity in gold_entities:
-            counts[entity.type] = counts[entity.type].add(EntityCounts(gold=1))
-        for entity in find_entities(predicted_tags, strict):
-            is_correct = entity in gold_entities
-            counts[entity.type] = counts[entity.type].add(EntityCounts(0, 1, is_correct))
-    return dict(sorted(counts.items()))
+        predicted_entities = set(find_entities(predicted_tags, strict))
+        gold_counts.update(entity.type for entity in gold_entities)
+        predicted_counts.update(entity.type for entity in predicted_entities)
+        correct_counts.update(entity.type for entity in gold_entities & predicted_entities)
+    return {
+        kind: EntityCounts(gold_counts[kind], predicted_counts[kind], correct_counts[kind])
+        for kind in sorted(gold_counts | predicted_counts)
+    }
 
 
 def sum_counts(counts: Iterable[EntityCounts]) -> EntityCounts:
     """Return the counts of all types together."""
-    total = EntityCounts()
-    for count in counts:
-        total = total.add(count)
-    return total
+    return EntityCounts(*map(sum, zip(*counts, strict=True)))
 
 
 def _ratio(part: float, whole: float) -> float:

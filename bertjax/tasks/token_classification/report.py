@@ -17,6 +17,7 @@ MAX_ERRORS_SHOWN = 30  # errors with the highest probabilities
 CONTEXT_WORDS = 12  # words of a sentence shown on either side of an entity
 NONE = "none"
 TITLES = {"f1": "F1", "precision": "Precision", "recall": "Recall", "accuracy": "Word accuracy"}
+_TYPE_HEADER = ("Type", "Entities", "Precision", "Recall", "F1")
 # Titles of the errors, in the order of the page.
 ERROR_KINDS = {
     "type": "Correct words, other type",
@@ -61,12 +62,10 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
     strict = ""
     if evaluation.run_info["config"]["data"]["strict"]:
         strict = label_scheme({tag for tags in (*gold, *predicted) for tag in tags})
-    by_f1 = sorted(
-        count_entities(gold, predicted, strict).items(), key=lambda item: item[1].scores()["f1"]
-    )
+    counts = count_entities(gold, predicted, strict)
     types = [
-        (entity_type, f"{count.gold:,}", *(f"{score:.3f}" for score in count.scores().values()))
-        for entity_type, count in by_f1
+        (kind, f"{count.gold:,}", *(f"{score:.3f}" for score in count.scores().values()))
+        for kind, count in sorted(counts.items(), key=lambda item: item[1].scores()["f1"])
     ]
     errors = [error for entry in entries for error in find_errors(entry, strict)]
     kinds = collections.Counter(error.kind for error in errors)
@@ -76,27 +75,18 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
         for entity in find_entities(entry["tags"], strict):
             probabilities.append(_entity_probability(entry, entity))
             correct.append(entity in gold_entities)
+    error_counts = [(title, f"{kinds[kind]:,}") for kind, title in ERROR_KINDS.items()]
+    diagrams = [reliability_diagram(probabilities, correct)] if correct else []
+    note = (
+        f"{len(errors):,} errors, highest probability first. "
+        "Predictions are in >> <<, gold entities in [ ]."
+    )
     sections = [
-        Section("Types", table=TextTable(("Type", "Entities", "Precision", "Recall", "F1"), types)),
-        Section(
-            "Calibration",
-            charts=[reliability_diagram(probabilities, correct)] if correct else [],
-        ),
+        Section("Types", table=TextTable(_TYPE_HEADER, types)),
+        Section("Calibration", charts=diagrams),
         Section("Confusion matrix", matrix=_confusion_matrix(entries)),
-        Section(
-            "Errors by kind",
-            table=TextTable(
-                ("Kind", "Entities"),
-                [(title, f"{kinds[kind]:,}") for kind, title in ERROR_KINDS.items()],
-            ),
-        ),
-        Section(
-            "Most confident errors",
-            f"{len(errors):,} errors, highest probability first. "
-            "Predictions are in >> <<, gold entities in [ ].",
-            table=_error_table(errors),
-            table_class="errors",
-        ),
+        Section("Errors by kind", table=TextTable(("Kind", "Entities"), error_counts)),
+        Section("Most confident errors", note, table=_error_table(errors), table_class="errors"),
     ]
     return evaluation.render(name, TITLES, ("Sentences", len(entries)), sections)
 
@@ -138,9 +128,8 @@ def _confusion_matrix(entries: Sequence[PredictionEntry]) -> ConfusionMatrix:
         pairs.update(zip(gold, predicted, strict=True))
     del pairs[NONE, NONE]
     names = [*sorted({name for pair in pairs for name in pair} - {NONE}), NONE]
-    return ConfusionMatrix(
-        "Words by type", names, [[pairs[gold, predicted] for predicted in names] for gold in names]
-    )
+    counts = [[pairs[gold, predicted] for predicted in names] for gold in names]
+    return ConfusionMatrix("Words by type", names, counts)
 
 
 def _word_types(tags: Sequence[str]) -> list[str]:
