@@ -73,7 +73,7 @@ def embed_alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pooling", POOLING_MODES)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_pool_pools_each_text_of_a_sequence(pooling, lengths) -> None:
     example_ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
@@ -152,10 +152,10 @@ def test_embed_texts_uses_one_shape_for_each_length() -> None:
     random, shapes = np.random.default_rng(0), _Shapes()
     for _ in range(5):
         texts = ["ba " * n for n in random.integers(1, 120, size=500)]
-        embed_texts(texts, shapes, toy_tasks.TOKENIZER, objective)
+        embed_texts(texts, shapes.run, toy_tasks.TOKENIZER, objective)
     assert shapes.seen == {(16, 64), (8, 128)}
     few = _Shapes()
-    embed_texts(["ba do"], few, toy_tasks.TOKENIZER, objective)
+    embed_texts(["ba do"], few.run, toy_tasks.TOKENIZER, objective)
     assert few.seen == {(1, 64)}
 
 
@@ -315,11 +315,7 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
         ("--layers last", "ba", "--layers=last: not numbers. Write -1,-2"),
         ("--level sentences", "ba", "level=sentences: unknown value. Use text, word, token"),
         ("--pooling sum", "ba", "pooling=sum: unknown value. Use mean, cls, max"),
-        (
-            "--level word --pooling cls",
-            "ba",
-            "--pooling=cls: not for --level=word",
-        ),
+        ("--level word --pooling cls", "ba", "--pooling=cls: not for --level=word"),
         ("--level word --normalize", "ba", "normalize=True: level=word has no such option"),
         (
             "--output DIR/a.csv",

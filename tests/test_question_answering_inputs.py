@@ -1,6 +1,8 @@
 """Questions are parsed from lines or from a file; an evaluation set logs and scores them."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,20 +87,19 @@ def test_inputs_reject_another_layout() -> None:
         parse_lines(['{"data": [{}]}'])
 
 
+def make_eval_set(questions: list[Question], version: int) -> QuestionAnsweringEvalSet:
+    objective: Any = SimpleNamespace(window_options=OPTIONS, sequence_shape=PackedShape(16, 8))
+    data = QuestionAnsweringDataset(questions, version)
+    return QuestionAnsweringEvalSet("dev", data, TOKENIZER, objective, 2)
+
+
 def test_eval_set_logs_misplaced_answers_and_long_questions(caplog) -> None:
     questions = [
         Question("here", "a?", "a b", (Answer("b", 2),)),
         Question("there", "a?", "a b", (Answer("b", 1),)),
         Question("nowhere", "a b c d e?", "a b", (Answer("h", 0),)),
     ]
-    QuestionAnsweringEvalSet(
-        "dev",
-        QuestionAnsweringDataset(questions, 1),
-        TOKENIZER,
-        OPTIONS,
-        PackedShape(16, 8),
-        num_sequences=2,
-    )
+    make_eval_set(questions, 1)
     text = caplog.text
     assert "dev: 2 of 3 answers are not at their answer_start" in text
     assert "Questions: there, nowhere." in text
@@ -123,14 +124,7 @@ def make_logits(
 def test_evaluation_of_version_2_applies_the_threshold(cls_logit: float) -> None:
     """Answering nothing is best at any odds, which the official threshold 0 would not give."""
     questions = [Question("1", "a", "c d", (Answer("d", 2),)), Question("2", "c", "b")]
-    eval_set = QuestionAnsweringEvalSet(
-        "dev",
-        QuestionAnsweringDataset(questions, 2),
-        TOKENIZER,
-        OPTIONS,
-        PackedShape(16, 8),
-        num_sequences=2,
-    )
+    eval_set = make_eval_set(questions, 2)
     evaluation = eval_set.evaluation({}, make_logits(eval_set, cls_logit))
     assert evaluation.scores["f1"] == evaluation.scores["best_f1"] == 50
     assert evaluation.scores["null_score_diff_threshold"] < min(
@@ -145,14 +139,7 @@ def test_evaluation_without_candidates_returns_scores_and_files(version: int) ->
     questions = [Question("1", "", "a b", (Answer("b", 2),)), Question("2", "c", "b")]
     if version == 1:
         questions.pop()
-    eval_set = QuestionAnsweringEvalSet(
-        "dev",
-        QuestionAnsweringDataset(questions, version),
-        TOKENIZER,
-        OPTIONS,
-        PackedShape(16, 8),
-        num_sequences=2,
-    )
+    eval_set = make_eval_set(questions, version)
     evaluation = eval_set.evaluation({}, make_logits(eval_set, 9.0))
     assert evaluation.scores["total"] == len(questions)
     if version == 2:

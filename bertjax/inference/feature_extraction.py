@@ -86,7 +86,7 @@ class Embedder:
 
     def encode(self, texts: Sequence[str]) -> TextEmbeddings:
         """Return the embeddings of some texts."""
-        return embed_texts(texts, self._runner, self._tokenizer, self._objective)
+        return embed_texts(texts, self._runner.run, self._tokenizer, self._objective)
 
     def warn_truncated(self, num_truncated: int, num_texts: int) -> None:
         """Log how many texts were truncated, if any."""

@@ -4,8 +4,8 @@ Nothing is trained here, so the registry has no such task.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +17,14 @@ from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
 from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
-from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.pipeline import RunFunction
 from bertjax.tasks.task import bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
+from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 LEVELS = ("text", "word", "token")
@@ -63,6 +64,32 @@ class EmbeddingOptions:
             raise InputError(f"max_seq_length={self.max_seq_length}: no room for text. Raise it.")
 
 
+def apply_encoder(
+    model: BertConfig,
+    params: Any,
+    batch: Mapping[str, Any],
+    key: Array | None = None,
+    layers: Sequence[int] | None = None,
+) -> Array:
+    """Return the hidden states of a batch [B, T, H], or of some layers [len(layers), B, T, H].
+
+    Args:
+      model: configuration of the encoder.
+      params: parameters, of which "encoder" is read.
+      batch: arrays of the batch.
+      key: key of dropout; None to turn dropout off.
+      layers: layers to return; None for the last.
+    """
+    hidden_states = Encoder(model).apply(
+        {"params": params["encoder"]},
+        *(batch[name] for name in ENCODER_INPUTS),
+        deterministic=key is None,
+        layers=layers,
+        rngs=None if key is None else {"dropout": key},
+    )
+    return cast(Array, hidden_states)
+
+
 class EmbeddingsObjective(FinetuningObjective):
     """Encoder whose output `embeddings` is [B, K, H] for texts, or [B, T, L, H] for tokens."""
 
@@ -76,15 +103,6 @@ class EmbeddingsObjective(FinetuningObjective):
         hidden_state_indices(options.layers, model.num_hidden_layers)
         self.options = options
 
-    @property
-    def sequence_shape(self) -> PackedShape:
-        """Tokens and examples that a sequence holds at most."""
-        return self.packed_shape(self.options.max_seq_length)
-
-    def packed_shape(self, length: int) -> PackedShape:
-        """Return what a sequence of this many tokens holds."""
-        return PackedShape(length, max(1, length // self.MIN_TOKENS_PER_EXAMPLE))
-
     def targets(self) -> Mapping[str, Target]:
         """Return the labels of zero examples."""
         return {"text": Target("example", np.zeros(0, np.int32))}
@@ -94,28 +112,13 @@ class EmbeddingsObjective(FinetuningObjective):
     ) -> dict[str, Array]:
         """Return the outputs of a forward pass."""
         options = self.options
-        layers = cast(
-            Array,
-            Encoder(self.config.model).apply(
-                {"params": params["encoder"]},
-                *(batch[name] for name in ENCODER_INPUTS),
-                deterministic=True,
-                layers=options.layers,
-            ),
-        )
+        layers = apply_encoder(self.config.model, params, batch, layers=options.layers)
         if options.level != "text":
             return {"embeddings": jnp.moveaxis(layers, 0, 2).astype(jnp.float32)}
         mean = jnp.mean(layers.astype(jnp.float32), axis=0)
         num_texts = batch["cls_positions"].shape[1]
         embeddings = pooling.pool(mean, batch["example_ids"], num_texts, options.pooling)
         return {"embeddings": pooling.l2_normalize(embeddings) if options.normalize else embeddings}
-
-
-class BatchRunner(Protocol):
-    """Computes embeddings; see `bertjax.inference.predictor.Runner`."""
-
-    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the outputs of each batch."""
 
 
 class TextEmbeddings(NamedTuple):
@@ -133,7 +136,7 @@ class TextEmbeddings(NamedTuple):
 
 
 def embed_texts(
-    texts: Sequence[str], runner: BatchRunner, tokenizer: Tokenizer, objective: EmbeddingsObjective
+    texts: Sequence[str], run: RunFunction, tokenizer: Tokenizer, objective: EmbeddingsObjective
 ) -> TextEmbeddings:
     """Return the embeddings of texts of any length, in their order.
 
@@ -141,20 +144,21 @@ def embed_texts(
     one shape for each length, so that memory does not grow with the compiled programs.
     """
     options = objective.options
+    level: Literal["example", "token"] = "example" if options.level == "text" else "token"
     dataset = SequenceClassificationDataset("input", [], list(texts))
     encoded = encode_texts(dataset, tokenizer, options.max_seq_length, "head")
     examples = encoded.examples
     lengths = np.array([bucket_size(size, _MIN_SEQ_LENGTH) for size in examples.lengths])
     batch_tokens = min(_MAX_BATCH_TOKENS, bucket_size(examples.lengths.sum()))
     parts: list[Any] = [None] * len(texts)  # embeddings of each text
-    for length in np.unique(lengths):
+    for length in np.unique(lengths).tolist():
         indices = np.flatnonzero(lengths == length)
-        shape = objective.packed_shape(min(int(length), options.max_seq_length))
-        batch_size = objective.batch_size_multiple * max(1, batch_tokens // shape.tokens)
+        num_tokens = min(length, options.max_seq_length)
+        shape = PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
+        batch_size = objective.batch_size_multiple * max(1, batch_tokens // num_tokens)
         eval_set = PackedEvalSet(_select_examples(examples, indices), shape, batch_size)
-        outputs = [arrays["embeddings"] for arrays in runner.run(eval_set.batches())]
-        level: Literal["example", "token"] = "example" if options.level == "text" else "token"
-        for index, embeddings in zip(indices, eval_set.unpack_outputs(outputs, level), strict=True):
+        unpacked = eval_set.unpack_outputs(run(eval_set.batches()), "embeddings", level)
+        for index, embeddings in zip(indices, unpacked, strict=True):
             parts[index] = embeddings
     if options.level == "text":
         return TextEmbeddings(np.stack(parts), None, encoded.num_truncated)
@@ -171,12 +175,10 @@ def embed_texts(
 
 def _select_examples(examples: Examples, indices: np.ndarray) -> Examples:
     """Return some of the examples, with the target of `EmbeddingsObjective`."""
-    ids = [
-        examples.ids[examples.starts[i] : examples.starts[i] + examples.lengths[i]] for i in indices
-    ]
+    tokens = concatenate_ranges(examples.starts[indices], examples.lengths[indices])
     target = Target("example", np.zeros(len(indices), np.int32))
     return Examples(
-        np.concatenate(ids),
+        examples.ids[tokens],
         examples.lengths[indices],
         examples.prefix_lengths[indices],
         {"text": target},

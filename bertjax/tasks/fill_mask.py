@@ -1,7 +1,7 @@
 """Pipeline that fills the masks of a text with a masked language model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -28,23 +28,11 @@ _TOKENS_PER_SLOT = 8  # of a sequence for each prediction slot; fewer slots wast
 _MAX_BATCH_TOKENS = 8192  # so that the scores of all slots fit in memory
 
 
-class FillMaskContext(NamedTuple):
-    """Encoded texts.
-
-    Attributes:
-      texts: the inputs.
-      ids: int32 token ids of each text.
-      masks: positions of the masks in each text.
-      packed: the same in batches.
-    """
-
-    texts: list[str]
-    ids: list[np.ndarray]
-    masks: list[np.ndarray]
-    packed: "PackedTexts"
+# Texts, the token ids and the positions of the masks of each, and the same in batches.
+Context = tuple[list[str], list[np.ndarray], list[np.ndarray], "PackedTexts"]
 
 
-class FillMaskPipeline(Pipeline[FillMaskContext]):
+class FillMaskPipeline(Pipeline[Context]):
     """Most probable tokens for each mask of a text."""
 
     method = "fill_mask"
@@ -73,23 +61,22 @@ class FillMaskPipeline(Pipeline[FillMaskContext]):
 
     parse_lines = staticmethod(parse_text_lines)
 
-    def preprocess(
-        self, inputs: Sequence[PredictInput]
-    ) -> tuple[Iterator[HostBatch], FillMaskContext]:
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot for each mask."""
         texts = [require_text(item) for item in inputs]
         ids = [self._encode(item.location, text) for item, text in zip(inputs, texts, strict=True)]
         masks = [np.flatnonzero(text_ids == self.tokenizer.mask_id) for text_ids in ids]
         packed = PackedTexts(ids, masks, self.max_input_tokens)
-        return packed.batches(), FillMaskContext(texts, ids, masks, packed)
+        return packed.batches(), (texts, ids, masks, packed)
 
     def postprocess(
-        self, context: FillMaskContext, outputs: Iterable[Outputs], return_all_scores: bool
+        self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield each text with its masks filled, and the best tokens."""
+        texts, all_ids, all_masks, packed = context
         tokens = self.tokenizer.tokens
-        results = context.packed.reduce_scores(outputs, len(tokens), _top_tokens)
-        for text, ids, masks, guesses in zip(*context[:3], results, strict=True):
+        results = packed.reduce_scores(outputs, len(tokens), _top_tokens)
+        for text, ids, masks, guesses in zip(texts, all_ids, all_masks, results, strict=True):
             filled = ids.copy()
             filled[masks] = [ranked[0][0] for ranked in guesses]
             yield {

@@ -2,6 +2,8 @@
 
 import abc
 import copy
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,10 +13,12 @@ import jax
 import numpy as np
 
 from bertjax.config.config import Config, MeshConfig
+from bertjax.formats.tensors import NumpyModel
 from bertjax.model import flops
 from bertjax.steps.objective import Objective
-from bertjax.tasks.pipeline import HostBatch
-from bertjax.tasks.task import Task, bucket_size
+from bertjax.tasks.finetuning_data import load_task_tokenizer
+from bertjax.tasks.pipeline import HostBatch, Outputs
+from bertjax.tasks.task import EvalSet, Task, bucket_size, shapes_of_batch
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
@@ -25,6 +29,7 @@ from data_pipelines.finetuning.packed_examples import (
     unpack_outputs,
 )
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
+from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 # Sequences of an eval batch for each device: fewer leave an accelerator waiting for its memory.
@@ -78,10 +83,7 @@ class FinetuningObjective(Objective):
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return name -> shape of the arrays of a batch."""
         arrays = empty_batch(1, self.sequence_shape, self.targets(), self.GROUPED)
-        return {
-            name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
-            for name, array in arrays.items()
-        }
+        return shapes_of_batch(arrays, batch_size)
 
     def forward_flops(self, batch_size: int) -> float:
         """Return the model FLOPs of a forward pass."""
@@ -101,23 +103,82 @@ def check_num_labels(config: Config) -> None:
 
 
 class FinetuningTask(Task):
-    """Task that trains on packed `Examples`, which a subclass returns as `examples`."""
+    """Task that trains on packed `Examples`.
 
+    A subclass reads data sets of a type of its own, encodes them and makes eval sets of them.
+    """
+
+    objective_class: ClassVar[type[FinetuningObjective]]
     objective: FinetuningObjective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
+        self.config, self.num_processes, self.process_id = config, num_processes, process_id
+        labels = self.find_labels()
+        if labels is not None:
+            self.labels = labels
+            model = dataclasses.replace(config.model, num_labels=len(labels) or 1)
+            self.config = config = dataclasses.replace(config, model=model)
         # Devices share the sequences of a batch. Inspection of one device plans for its processes.
         is_single = config.mesh == MeshConfig(1, 1, 1)
         multiple = num_processes if is_single else math.lcm(jax.device_count(), num_processes)
-        objective = self.objective_class(config, multiple)
-        assert isinstance(objective, FinetuningObjective)
-        self.objective = objective
-        self.config, self.num_processes, self.process_id = config, num_processes, process_id
+        self.objective = objective = self.objective_class(config, multiple)
+        self.tokenizer = load_task_tokenizer(config)
+        sets = list(self.read_sets(config, "eval"))
+        warn_of_coverage_loss(self.tokenizer, {name: self.texts_of(data) for name, data in sets})
+        packing = objective.eval_batch_size, num_processes, process_id
+        self._eval_sets = [self.make_eval_set(name, data, *packing) for name, data in sets]
 
-    @property
+    @staticmethod
     @abc.abstractmethod
+    def read_sets(config: Config, split: str) -> Iterable[tuple[str, Any]]:
+        """Return name and content of each data set of a split, "train" or "eval".
+
+        Raises:
+          InputError: a file is missing or invalid.
+        """
+
+    @staticmethod
+    def texts_of(data: Any) -> Sequence[str]:
+        """Return the texts of a data set, to check that the vocabulary covers them."""
+        texts: Sequence[str] = data.all_texts
+        return texts
+
+    def find_labels(self) -> tuple[str, ...] | None:
+        """Return the labels, none for a regression; None if `model.num_labels` has no meaning."""
+        return None
+
+    @abc.abstractmethod
+    def encode(self, name: str, data: Any) -> Examples:
+        """Return the examples of a data set with their targets."""
+
+    @abc.abstractmethod
+    def make_eval_set(self, name: str, data: Any, *packing: Any) -> EvalSet:
+        """Return an eval set; `packing` are the last arguments of `PackedEvalSet`."""
+
+    @functools.cached_property
+    def train_data(self) -> Any:
+        """Training data until they are encoded."""
+        ((_, data),) = self.read_sets(self.config, "train")
+        return data
+
+    @functools.cached_property
     def examples(self) -> Examples:
-        """Training data; an evaluation does not read them."""
+        """Encoded training data; an evaluation does not encode them."""
+        warn_of_coverage_loss(self.tokenizer, {"train": self.texts_of(self.train_data)})
+        examples = self.encode("train", self.train_data)
+        del self.train_data
+        return examples
+
+    def eval_sets(self) -> Sequence[EvalSet]:
+        """Return the eval sets."""
+        return self._eval_sets
+
+    @classmethod
+    def config_for_model(cls, model: NumpyModel) -> dict[str, Any] | None:
+        """Return configuration fields for a model with the heads of this task."""
+        if not {*cls.objective_class.heads} <= model.params.keys():
+            return None
+        return {"max_seq_length": model.config.max_position_embeddings}
 
     def with_config(self, config: Config) -> "FinetuningTask":
         """Return a copy that shares the encoded examples."""
@@ -206,10 +267,11 @@ class PackedEvalSet:
             yield process_batch(batch, self._num_processes, self._process_id)
 
     def unpack_outputs(
-        self, outputs: Sequence[np.ndarray], level: Literal["example", "token"]
+        self, outputs: Iterable[Outputs], name: str, level: Literal["example", "token"]
     ) -> list[np.ndarray]:
-        """Return the part of each example in the outputs of all batches."""
-        return unpack_outputs(self._examples, self._layout, outputs, level)
+        """Return the part of each example in the named array of the outputs of all batches."""
+        arrays = [batch[name] for batch in outputs]
+        return unpack_outputs(self._examples, self._layout, arrays, level)
 
 
 def format_examples(

@@ -1,7 +1,7 @@
 """Pipeline that continues texts with a left-to-right model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +21,10 @@ from bertjax.tasks.pipeline import (
 _MAX_NEW_TOKENS = 32
 
 
-class GenerationContext(NamedTuple):
-    """Texts and their token ids so far, int32, with the batches of the next step."""
-
-    texts: list[str]
-    ids: list[np.ndarray]
-    packed: PackedTexts
+Context = tuple[list[str], list[np.ndarray], PackedTexts]  # texts, token ids, batches of a step
 
 
-class TextGenerationPipeline(Pipeline[GenerationContext]):
+class TextGenerationPipeline(Pipeline[Context]):
     """Greedy continuation of a text, of at most 32 tokens or to the end of a sentence."""
 
     method = "generate"
@@ -55,22 +50,21 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
 
     parse_lines = staticmethod(parse_text_lines)
 
-    def preprocess(
-        self, inputs: Sequence[PredictInput]
-    ) -> tuple[Iterator[HostBatch], GenerationContext]:
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot at the end of each text."""
         texts, tokenizer = [require_text(item) for item in inputs], self.tokenizer
         ids = [np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for text in texts]
         for item, text_ids in zip(inputs, ids, strict=True):
             check_num_tokens(item.location, len(text_ids), self.max_input_tokens - 1)
         packed = self._pack(ids)
-        return packed.batches(), GenerationContext(texts, ids, packed)
+        return packed.batches(), (texts, ids, packed)
 
     def postprocess(
-        self, context: GenerationContext, outputs: Iterable[Outputs], return_all_scores: bool
+        self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Return texts whose ids end with the generated tokens; `predict` gives no outputs."""
-        for text, ids in zip(context.texts, context.ids, strict=True):
+        texts, all_ids, _ = context
+        for text, ids in zip(texts, all_ids, strict=True):
             yield {"text": text, "generated_text": self.tokenizer.decode(ids.tolist())}
 
     def predict(
@@ -92,7 +86,7 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
             packed = self._pack([ids[i] for i in unfinished])
             batches = packed.batches()
         generated = [text_ids[n:] for text_ids, n in zip(ids, prompt_lengths, strict=True)]
-        return self.postprocess(GenerationContext(texts, generated, packed), (), return_all_scores)
+        return self.postprocess((texts, generated, packed), (), return_all_scores)
 
     def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
         """Return the beginning of a text."""

@@ -1,6 +1,5 @@
 """Multiple choice: SWAG and data sets in its layout (paper, section 4.4)."""
 
-import functools
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,19 +10,13 @@ from etils import epath
 from scipy.special import softmax
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import (
     FinetuningObjective,
     FinetuningTask,
     PackedEvalSet,
     format_examples,
 )
-from bertjax.tasks.finetuning_data import (
-    COMMON_DATA_FIELDS,
-    TFDS_SPLITS,
-    find_tables,
-    load_task_tokenizer,
-)
+from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
 from bertjax.tasks.pipeline import (
     Content,
     HostBatch,
@@ -32,11 +25,12 @@ from bertjax.tasks.pipeline import (
     PredictInput,
     bar_block,
     pair_arguments,
+    round_scores,
     text_block,
 )
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification import report
-from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, EvalSet, Evaluation, check_type_vocab_size
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation, check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.examples import Examples, Target
@@ -49,7 +43,6 @@ from data_pipelines.finetuning.multiple_choice import (
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
 from data_pipelines.text.tfds import TFDS
-from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
@@ -111,20 +104,14 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
     ) -> tuple[Iterator[HostBatch], "MultipleChoiceEvalSet"]:
         """Return packed batches of context and choice pairs."""
         data = dataset_from_rows("input", map(_to_table_row, inputs), False)
-        eval_set = MultipleChoiceEvalSet(
-            "input", data, self.tokenizer, self.config, self.objective.sequence_shape
-        )
+        eval_set = MultipleChoiceEvalSet("input", data, self.tokenizer, self.objective)
         return eval_set.batches(), eval_set
 
     def postprocess(
-        self,
-        context: "MultipleChoiceEvalSet",
-        outputs: Iterable[Outputs],
-        return_all_scores: bool,
+        self, context: "MultipleChoiceEvalSet", outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield the most probable choice of each question."""
-        logits = [arrays["multiple_choice_logits"] for arrays in outputs]
-        predictions = context.predictions(logits)
+        predictions = context.predictions(outputs)
         for question, scores in zip(context.data.questions, predictions, strict=True):
             label = int(scores.argmax())
             answer: dict[str, Any] = {
@@ -134,7 +121,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
                 "score": round(float(scores[label]), 6),
             }
             if return_all_scores:
-                answer["scores"] = [round(float(score), 6) for score in scores]
+                answer["scores"] = round_scores(scores)
             yield answer
 
     def sample_input(self, text: str = "", word: str = "") -> Content:
@@ -156,6 +143,7 @@ class MultipleChoiceTask(FinetuningTask):
 
     objective_class = MultipleChoiceObjective
     pipeline_classes = (MultipleChoicePipeline,)
+    objective: MultipleChoiceObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "max_choice_length": field(
             128, "tokens of a context with one choice; the longer text loses tokens first"
@@ -163,29 +151,27 @@ class MultipleChoiceTask(FinetuningTask):
     }
     primary_metrics = ("accuracy",)
 
-    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        super().__init__(config, num_processes, process_id)
-        self.tokenizer = load_task_tokenizer(config)
-        shape, batch_size = self.objective.sequence_shape, self.objective.eval_batch_size
-        datasets = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in datasets})
-        self._eval_sets = [
-            MultipleChoiceEvalSet(
-                name, data, self.tokenizer, config, shape, batch_size, num_processes, process_id
-            )
-            for name, data in datasets
+    @staticmethod
+    def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:
+        """Return name and questions of each data set of a split, "train" or "eval"."""
+        source = config.data["dir"]
+        if source.startswith(TFDS):
+            part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
+            return [(split, dataset_from_rows(source, read_tfds_table(source, part), True))]
+        return [
+            (name, dataset_from_rows(str(path), read_table(path), True))
+            for name, path in find_tables(config, split)
         ]
 
-    @functools.cached_property
-    def examples(self) -> Examples:
-        """Encoded training examples."""
-        ((name, data),) = read_sets(self.config, "train")
-        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts})
-        return _encode(name, data, self.tokenizer, self.config, self.objective.sequence_shape)
+    def encode(self, name: str, data: MultipleChoiceDataset) -> Examples:
+        """Return the choices of the questions."""
+        return encode(name, data, self.tokenizer, self.objective)
 
-    def eval_sets(self) -> Sequence[EvalSet]:
-        """Return the eval sets."""
-        return self._eval_sets
+    def make_eval_set(
+        self, name: str, data: MultipleChoiceDataset, *packing: Any
+    ) -> "MultipleChoiceEvalSet":
+        """Return an eval set of the questions."""
+        return MultipleChoiceEvalSet(name, data, self.tokenizer, self.objective, *packing)
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
         """Return one choice a line after the number of its question, with a star if it is right."""
@@ -195,38 +181,25 @@ class MultipleChoiceTask(FinetuningTask):
         ]
         return format_examples(batch, index, self.tokenizer, marks)
 
-    @staticmethod
-    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
-        """Return configuration fields for a model with this head."""
-        if "multiple_choice" not in model.params:
-            return None
-        return {"max_seq_length": model.config.max_position_embeddings}
-
-    @staticmethod
-    def report(name: str, config: Config, directory: epath.Path) -> str:
+    @classmethod
+    def report(cls, name: str, config: Config, directory: epath.Path) -> str:
         """Return the HTML report of an evaluation."""
         texts = [
-            (
-                set_name,
-                [
-                    f"{question.context} [{' | '.join(question.choices)}]"
-                    for question in data.questions
-                ],
-            )
-            for set_name, data in read_sets(config, "eval")
+            (set_name, [f"{q.context} [{' | '.join(q.choices)}]" for q in data.questions])
+            for set_name, data in cls.read_sets(config, "eval")
         ]
         return report.render(name, directory, texts, "multiple_choice")
 
 
 class MultipleChoiceEvalSet(PackedEvalSet):
-    """Eval set of questions; see `PackedEvalSet` for the last arguments.
+    """Eval set of questions.
 
     Args:
       name: name of the data set.
       data: its questions.
       tokenizer: tokenizer of the model.
-      config: configuration of the run.
-      sequence_shape: tokens and choices that a sequence holds at most.
+      objective: objective of the model.
+      packing: the last arguments of `PackedEvalSet`.
     """
 
     def __init__(
@@ -234,34 +207,29 @@ class MultipleChoiceEvalSet(PackedEvalSet):
         name: str,
         data: MultipleChoiceDataset,
         tokenizer: Tokenizer,
-        config: Config,
-        sequence_shape: PackedShape,
-        batch_size: int = 0,
-        num_processes: int = 1,
-        process_id: int = 0,
+        objective: MultipleChoiceObjective,
+        *packing: Any,
     ) -> None:
         self.name, self.data = name, data
-        examples = _encode(name, data, tokenizer, config, sequence_shape)
-        super().__init__(examples, sequence_shape, batch_size, num_processes, process_id)
+        examples = encode(name, data, tokenizer, objective)
+        super().__init__(examples, objective.sequence_shape, *packing)
 
-    def predictions(self, logits: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the probabilities of each question's choices, float64, from logits [B, K, 1]."""
-        choice_logits = np.asarray(self.unpack_outputs(logits, "example"), np.float64)[:, 0]
+    def predictions(self, outputs: Iterable[Outputs]) -> list[np.ndarray]:
+        """Return the probabilities of each question's choices, float64."""
+        logits = self.unpack_outputs(outputs, "multiple_choice_logits", "example")
+        choice_logits = np.asarray(logits, np.float64)[:, 0]
         return [softmax(group) for group in group_by_question(self.data, choice_logits)]
 
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `accuracy` in [0, 1] and the file `predictions`."""
-        predictions = self.predictions([arrays["multiple_choice_logits"] for arrays in outputs])
-        pairs = [*zip(self.data.questions, predictions, strict=True)]
+        pairs = [*zip(self.data.questions, self.predictions(outputs), strict=True)]
         entries = [
             {
                 "id": str(number),
                 "gold": str(question.label),
                 "label": str(scores.argmax()),
                 "score": round(float(scores.max()), 6),
-                "scores": {str(i): round(float(score), 6) for i, score in enumerate(scores)},
+                "scores": {str(i): score for i, score in enumerate(round_scores(scores))},
             }
             for number, (question, scores) in enumerate(pairs)
         ]
@@ -272,22 +240,6 @@ class MultipleChoiceEvalSet(PackedEvalSet):
         ]
         accuracy = np.mean([scores.argmax() == question.label for question, scores in pairs])
         return Evaluation({"accuracy": float(accuracy)}, {PREDICTIONS: entries}, examples=examples)
-
-
-def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:
-    """Return name and questions of each data set of a split, "train" or "eval".
-
-    Raises:
-      InputError: a file is missing, or has an unknown layout.
-    """
-    source = config.data["dir"]
-    if source.startswith(TFDS):
-        part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-        return [(split, dataset_from_rows(source, read_tfds_table(source, part), True))]
-    return [
-        (name, dataset_from_rows(str(path), read_table(path), True))
-        for name, path in find_tables(config, split)
-    ]
 
 
 def _as_list(choices: Any) -> list[Any]:
@@ -305,15 +257,12 @@ def _to_table_row(item: PredictInput) -> TableRow:
     return TableRow(item.location, dict(item.content))
 
 
-def _encode(
-    name: str,
-    data: MultipleChoiceDataset,
-    tokenizer: Tokenizer,
-    config: Config,
-    sequence_shape: PackedShape,
+def encode(
+    name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, objective: MultipleChoiceObjective
 ) -> Examples:
-    max_length = config.data["max_choice_length"]
-    examples, num_truncated = encode_questions(data, tokenizer, max_length, *sequence_shape)
+    """Return the choices of questions as examples; log how many were truncated."""
+    shape, max_length = objective.sequence_shape, objective.config.data["max_choice_length"]
+    examples, num_truncated = encode_questions(data, tokenizer, max_length, *shape)
     if num_truncated:
         _log.warning(
             "%s: truncated %d of %d choices, which with their context are longer than "
@@ -322,6 +271,6 @@ def _encode(
             num_truncated,
             len(examples.lengths),
             max_length,
-            sequence_shape.tokens,
+            shape.tokens,
         )
     return examples

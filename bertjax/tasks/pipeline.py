@@ -216,6 +216,11 @@ def pair_arguments(**columns: Any) -> list[dict[str, Any]]:
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
+def round_scores(scores: np.ndarray) -> list[float]:
+    """Return scores as they are printed, with six decimals."""
+    return [round(score, 6) for score in scores.tolist()]
+
+
 def text_block(
     text: str, spans: Iterable[tuple[int, int, str]] = (), muted: bool = False
 ) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bertjax.model.heads import BACKBONE_MODULES
 from bertjax.steps.objective import Objective
 from bertjax.tasks.fill_mask import FillMaskPipeline
 from bertjax.tasks.generation import TextGenerationPipeline
-from bertjax.tasks.pipeline import HostBatch, Pipeline
+from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
 from bertjax.tasks.task import (
     NUM_EXAMPLES_SHOWN,
     EvalSet,
@@ -31,6 +31,7 @@ from bertjax.tasks.task import (
     Task,
     check_type_vocab_size,
     check_vocabulary,
+    shapes_of_batch,
 )
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
@@ -66,7 +67,7 @@ class PretrainingObjective(Objective):
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return name -> shape of the arrays of a packed batch."""
-        return _shapes(self.options, batch_size)
+        return shapes_of_batch(self.options.empty_batch(1), batch_size)
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
@@ -94,7 +95,7 @@ class PretrainingObjective(Objective):
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the same for an eval batch."""
-        return _shapes(self.eval_options, self.eval_batch_size)
+        return shapes_of_batch(self.eval_options.empty_batch(1), self.eval_batch_size)
 
     def forward_flops(self, batch_size: int) -> float:
         """Return the model FLOPs of a forward pass."""
@@ -172,13 +173,7 @@ class PretrainingTask(Task):
         options = self.objective.options
         rampup = BatchSizeRampup(options.batch_size, self.config.batch_size_rampup)
         data = PretrainingData(
-            self._directory,
-            options,
-            "train",
-            self._num_processes,
-            self._process_id,
-            share,
-            rampup,
+            self._directory, options, "train", self._num_processes, self._process_id, share, rampup
         )
         if len(data.mixture_proportions) > 1:
             shares = ", ".join(
@@ -240,8 +235,8 @@ class PretrainingTask(Task):
         """Return the pairs of a sequence, with masks and labels."""
         return render_sequence(batch, index, self.tokenizer)
 
-    @staticmethod
-    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+    @classmethod
+    def config_for_model(cls, model: NumpyModel) -> Mapping[str, Any] | None:
         """Return the objective that the heads of a model imply."""
         if not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
@@ -268,9 +263,7 @@ class PretrainingEvalSet:
         batches = self._data.dataset().as_numpy_iterator()
         return itertools.islice(batches, self._num_batches or None)
 
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `mlm_perplexity`, and sequences with their predictions if outputs have them."""
         examples: list[str] = []
         if outputs[0]:  # of all processes' sequences; this process's come first
@@ -284,10 +277,3 @@ class PretrainingEvalSet:
                 for index in range(min(NUM_EXAMPLES_SHOWN, len(input_ids)))
             ]
         return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
-
-
-def _shapes(options: PretrainingOptions, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
-        for name, array in options.empty_batch(1).items()
-    }

@@ -59,14 +59,12 @@ def register_heads(checkpoint: epath.Path | None = None) -> None:
       checkpoint: a checkpoint of bertjax, whose task is imported; None for a published model, which
         may have the heads of any task in `TASKS`.
     """
-    names = TASKS if checkpoint is None else [_read_task_name(checkpoint)]
+    names = [*TASKS]
+    if checkpoint is not None:
+        names = [json.loads((checkpoint / "config.json").read_text())["task"]]
     for name in names:
         with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
             find_task(name)
-
-
-def _read_task_name(checkpoint: epath.Path) -> str:
-    return json.loads((checkpoint / "config.json").read_text())["task"]
 
 
 def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:

@@ -9,13 +9,13 @@ import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
+import jax
 from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
-from bertjax.tasks.pipeline import HostBatch, Pipeline
+from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -50,9 +50,7 @@ class EvalSet(Protocol):
     def batches(self) -> Iterable[HostBatch]:
         """Return this process's sequences of each batch; every example occurs once."""
 
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the metrics and files of this eval set.
 
         Args:
@@ -102,9 +100,9 @@ class Task(abc.ABC):
         """Return the pipeline of the models of a configuration."""
         return cls.pipeline_classes[0]
 
-    @staticmethod
+    @classmethod
     @abc.abstractmethod
-    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+    def config_for_model(cls, model: NumpyModel) -> Mapping[str, Any] | None:
         """Return configuration fields for a model of another format; None for another task's."""
 
     # Data.
@@ -159,8 +157,8 @@ class Task(abc.ABC):
         """Return whether a run with these scores learned nothing."""
         return False
 
-    @staticmethod
-    def report(name: str, config: Config, directory: epath.Path) -> str:
+    @classmethod
+    def report(cls, name: str, config: Config, directory: epath.Path) -> str:
         """Return the HTML report of an evaluation.
 
         Args:
@@ -191,6 +189,14 @@ def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, vocab_size: int
             f"model.vocab_size={vocab_size:,}: the vocabulary of {name} has {num_tokens:,} tokens. "
             "Raise it to at least that."
         )
+
+
+def shapes_of_batch(arrays: HostBatch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch of `size` sequences that has these arrays."""
+    return {
+        name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
+        for name, array in arrays.items()
+    }
 
 
 def bucket_size(size: int, minimum: int = 1, maximum: int | None = None) -> int:

@@ -1,17 +1,17 @@
 """Evaluation of question answering: a data set to batches, logits to answers and scores."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.tasks.finetuning import PackedEvalSet
-from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.question_answering.decoding import Prediction, decode
 from bertjax.tasks.question_answering.metrics import score
+from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
-from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.squad import QuestionAnsweringDataset
 from data_pipelines.finetuning.windows import (
     PassageCache,
@@ -29,15 +29,15 @@ _PREDICTION_COUNTS = ("missing", "surplus")  # always 0 here: each question has 
 _MAX_WARNINGS = 3  # misplaced answers that are logged in full
 
 
-class QuestionAnsweringEvalSet:
+class QuestionAnsweringEvalSet(PackedEvalSet):
     """A data set as packed windows, with the evaluation of their logits.
 
     Args:
       name: name of the data set, for messages and files.
       data: the questions.
       tokenizer: the model's tokenizer.
-      options: how passages are divided into windows.
-      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
+      objective: objective of the model.
+      packing: the last arguments of `PackedEvalSet`.
     """
 
     def __init__(
@@ -45,31 +45,21 @@ class QuestionAnsweringEvalSet:
         name: str,
         data: QuestionAnsweringDataset,
         tokenizer: Tokenizer,
-        options: WindowOptions,
-        sequence_shape: PackedShape,
-        num_sequences: int = 0,
-        num_processes: int = 1,
-        process_id: int = 0,
+        objective: QuestionAnsweringObjective,
+        *packing: Any,
     ) -> None:
         self.name, self.data = name, data
         self._passages = PassageCache(tokenizer)
+        options = objective.window_options
         self._windows = build_windows(name, data, tokenizer, options, self._passages)
-        self._packed = PackedEvalSet(
-            self._windows, sequence_shape, num_sequences, num_processes, process_id
-        )
+        super().__init__(self._windows, objective.sequence_shape, *packing)
 
-    def batches(self) -> Iterator[HostBatch]:
-        """Yield this process's sequences of each batch."""
-        return self._packed.batches()
+    def predictions(self, outputs: Iterable[Outputs]) -> Iterator[Prediction]:
+        """Yield the prediction for each question."""
+        logits = self.unpack_outputs(outputs, "question_answering_logits", "token")
+        return decode(self.data.questions, self._windows, self._passages, logits)
 
-    def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
-        """Yield the prediction for each question, from the logits [B, T, 2] of each batch."""
-        window_logits = self._packed.unpack_outputs(logits, "token")
-        return decode(self.data.questions, self._windows, self._passages, window_logits)
-
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the official scores in percent; for version 2 at the best threshold for F1.
 
         Version 2 adds `null_score_diff_threshold`: with null odds above it, a question has no
@@ -77,7 +67,7 @@ class QuestionAnsweringEvalSet:
         official sweep returns 0. The files are `predictions`, `nbest_predictions` and, for version
         2, `null_odds`.
         """
-        predictions = list(self.predictions([o["question_answering_logits"] for o in outputs]))
+        predictions = list(self.predictions(outputs))
         with_null = self.data.version == 2
         answers = {p.question.id: p.answer(None).text for p in predictions}
         files: dict[str, Any] = {"nbest_predictions": _nbest(predictions, with_null)}

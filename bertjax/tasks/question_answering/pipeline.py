@@ -96,22 +96,22 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
     ) -> tuple[Iterator[HostBatch], QuestionAnsweringEvalSet]:
         """Return packed windows of the passages."""
         data = QuestionAnsweringDataset([to_question(item) for item in inputs], 1)
-        objective = self.objective
-        eval_set = QuestionAnsweringEvalSet(
-            "input", data, self.tokenizer, objective.window_options, objective.sequence_shape
-        )
+        eval_set = QuestionAnsweringEvalSet("input", data, self.tokenizer, self.objective)
         return eval_set.batches(), eval_set
 
     def postprocess(
-        self,
-        context: QuestionAnsweringEvalSet,
-        outputs: Iterable[Outputs],
-        return_all_scores: bool,
+        self, context: QuestionAnsweringEvalSet, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield the best span for each question."""
-        threshold = self._null_threshold() if self.objective.version == 2 else None
-        logits = [arrays["question_answering_logits"] for arrays in outputs]
-        for prediction in context.predictions(logits):
+        threshold = None
+        if self.objective.version == 2:
+            threshold = self.calibration.get(THRESHOLD, 0.0)
+            if THRESHOLD not in self.calibration:
+                _log.warning(
+                    "the checkpoint has no null_score_diff_threshold, because no evaluation on one "
+                    "eval set preceded it. Questions have no answer if that scores highest (0)."
+                )
+        for prediction in context.predictions(outputs):
             best = prediction.answer(threshold)
             answer = {
                 "id": prediction.question.id,
@@ -123,14 +123,6 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
             if threshold is not None:
                 answer["null_odds"] = round(prediction.null_odds, 4)
             yield answer
-
-    def _null_threshold(self) -> float:
-        if THRESHOLD not in self.calibration:
-            _log.warning(
-                "the checkpoint has no null_score_diff_threshold, because no evaluation on one "
-                "eval set preceded it. Questions have no answer if that scores highest (0)."
-            )
-        return self.calibration.get(THRESHOLD, 0.0)
 
     def sample_input(
         self, text: str = "Oslo lies in Norway.", word: str = "Where is Oslo?"

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,16 @@ from scipy.special import expit, softmax
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
+from bertjax.tasks.pipeline import Outputs, round_scores
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification.metrics import (
     multi_label_metrics,
     regression_metrics,
     single_label_metrics,
 )
+from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.finetuning.encoding import EncodedTexts, encode_texts
-from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     make_target,
@@ -34,10 +35,10 @@ class SequenceClassificationEvalSet(PackedEvalSet):
     Args:
       name: name of the data set, for messages and files.
       data: the texts with their labels.
-      encoded: the tokens of the texts.
+      tokenizer: the model's tokenizer.
+      objective: objective of the model.
       labels: names of the classes; empty for regression.
-      problem_type: see `data.problem_type`.
-      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
+      packing: the last arguments of `PackedEvalSet`.
 
     Raises:
       InputError: an example has a label that is not in `labels`.
@@ -47,48 +48,38 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         self,
         name: str,
         data: SequenceClassificationDataset,
-        encoded: EncodedTexts,
+        tokenizer: Tokenizer,
+        objective: SequenceClassificationObjective,
         labels: Sequence[str],
-        problem_type: str,
-        sequence_shape: PackedShape,
-        num_sequences: int = 0,
-        num_processes: int = 1,
-        process_id: int = 0,
+        *packing: Any,
     ) -> None:
+        encoded = encode_dataset(name, data, tokenizer, objective.config)
+        target = make_target(data, labels, objective.problem_type)
         self.name, self.data, self.labels = name, data, labels
-        self._problem_type, self._text_indices = problem_type, encoded.text_indices
-        target = make_target(data, labels, problem_type)
-        self._gold = target.values
-        examples = encoded.with_target("labels", target)
-        super().__init__(examples, sequence_shape, num_sequences, num_processes, process_id)
+        self._text_indices, self._gold = encoded.text_indices, target.values
+        self._problem_type = objective.problem_type
+        super().__init__(encoded.with_target("labels", target), objective.sequence_shape, *packing)
 
-    def predictions(self, logits: Sequence[np.ndarray]) -> np.ndarray:
+    def predictions(self, outputs: Iterable[Outputs]) -> np.ndarray:
         """Return the prediction of each text; the logits of its windows are averaged.
-
-        Args:
-          logits: [B, K, C] of each batch.
 
         Returns:
           Probabilities float64 [N, C], or values float64 [N] of a regression.
         """
-        window_logits = np.asarray(self.unpack_outputs(logits, "example"), np.float64)
+        logits = self.unpack_outputs(outputs, "sequence_classification_logits", "example")
+        window_logits = np.asarray(logits, np.float64)
         sums = np.zeros((len(self.data), window_logits.shape[-1]))
         np.add.at(sums, self._text_indices, window_logits)
         text_logits = sums / np.bincount(self._text_indices, minlength=len(sums))[:, None]
-        predictions: np.ndarray
         if self._problem_type == "regression":
-            predictions = text_logits[:, 0]
-        elif self._problem_type == "multi_label_classification":
-            predictions = expit(text_logits)
-        else:
-            predictions = softmax(text_logits, axis=-1)
-        return predictions
+            return text_logits[:, 0]
+        if self._problem_type == "multi_label_classification":
+            return np.asarray(expit(text_logits))
+        return np.asarray(softmax(text_logits, axis=-1))
 
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the metrics of the problem type; the file is `predictions`."""
-        predictions = self.predictions([o["sequence_classification_logits"] for o in outputs])
+        predictions = self.predictions(outputs)
         gold = self._gold
         if self._problem_type == "regression":
             scores = regression_metrics(predictions, gold.astype(np.float64))
@@ -134,9 +125,7 @@ def format_prediction(
     """
     if problem_type == "regression":
         return {"score": round(float(prediction), 6)}
-    probabilities = {
-        label: round(float(value), 6) for label, value in zip(labels, prediction, strict=True)
-    }
+    probabilities = dict(zip(labels, round_scores(prediction), strict=True))
     record: dict[str, Any]
     if problem_type == "multi_label_classification":
         chosen = [label for label, value in zip(labels, prediction, strict=True) if value > 0.5]

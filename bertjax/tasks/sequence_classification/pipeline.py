@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from bertjax.tasks.pipeline import (
 from bertjax.tasks.sequence_classification.data import columns_from_config
 from bertjax.tasks.sequence_classification.evaluation import (
     SequenceClassificationEvalSet,
-    encode_dataset,
     format_prediction,
 )
 from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
@@ -37,16 +36,11 @@ _DESCRIPTIONS = {
     "multi_label_classification": "predicts the labels of texts",
     "regression": "predicts a number for texts",
 }
+# Columns of each input that its answer repeats, and the encoded texts.
+Context = tuple[list[dict[str, Any]], SequenceClassificationEvalSet]
 
 
-class TextsContext(NamedTuple):
-    """Columns of each input that its answer repeats, and the encoded texts."""
-
-    columns: list[dict[str, Any]]
-    eval_set: SequenceClassificationEvalSet
-
-
-class SequenceClassificationPipeline(Pipeline[TextsContext]):
+class SequenceClassificationPipeline(Pipeline[Context]):
     """Class, labels or number of a text."""
 
     method = "classify"
@@ -76,9 +70,7 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
         """
         return texts
 
-    def preprocess(
-        self, inputs: Sequence[PredictInput]
-    ) -> tuple[Iterator[HostBatch], TextsContext]:
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the texts."""
         # Inputs have no ids.
         columns = dataclasses.replace(columns_from_config(self.config), id="")
@@ -88,35 +80,26 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
             columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
         eval_set = self._encode(dataset_from_rows("input", rows, columns, False))
         names = (*columns.text, *columns.text_pair)
-        context = TextsContext(
-            [{name: row.values[name] for name in names} for row in rows], eval_set
-        )
-        return eval_set.batches(), context
+        texts = [{name: row.values[name] for name in names} for row in rows]
+        return eval_set.batches(), (texts, eval_set)
 
     def postprocess(
-        self, context: TextsContext, outputs: Iterable[Outputs], return_all_scores: bool
+        self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield each text with its prediction."""
-        predictions = context.eval_set.predictions(_logits(outputs))
-        problem_type = self.objective.problem_type
-        for columns, prediction in zip(context.columns, predictions, strict=True):
-            yield columns | format_prediction(
-                prediction, self.labels, problem_type, return_all_scores
-            )
+        texts, eval_set = context
+        options = self.labels, self.objective.problem_type, return_all_scores
+        for columns, prediction in zip(texts, eval_set.predictions(outputs), strict=True):
+            yield columns | format_prediction(prediction, *options)
 
     def predict_dataset(self, run: RunFunction, data: SequenceClassificationDataset) -> np.ndarray:
         """Return probabilities [N, C], or numbers [N], of texts without labels, float64."""
         eval_set = self._encode(data)
-        return eval_set.predictions(_logits(run(eval_set.batches())))
+        return eval_set.predictions(run(eval_set.batches()))
 
     def _encode(self, data: SequenceClassificationDataset) -> SequenceClassificationEvalSet:
         return SequenceClassificationEvalSet(
-            data.name,
-            data,
-            encode_dataset(data.name, data, self.tokenizer, self.config),
-            self.labels,
-            self.objective.problem_type,
-            self.objective.sequence_shape,
+            data.name, data, self.tokenizer, self.objective, self.labels
         )
 
     def sample_input(self, text: str = "Where is my card?", word: str = "...") -> Content:
@@ -132,10 +115,6 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
         labels = answer.get("labels", [answer.get("label")])
         text = text_block(", ".join(labels) or "No label.", muted=not labels)
         return [text, bar_block(answer["scores"].items())]
-
-
-def _logits(outputs: Iterable[Outputs]) -> list[np.ndarray]:
-    return [arrays["sequence_classification_logits"] for arrays in outputs]
 
 
 def _to_table_row(item: PredictInput, columns: TableColumns) -> TableRow:

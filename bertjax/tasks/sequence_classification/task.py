@@ -1,9 +1,8 @@
 """Classification and regression of texts and pairs of texts (BERT paper, section 4.1)."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
-from bertjax.tasks.finetuning_data import has_training_table, load_task_tokenizer, resolve_labels
+from bertjax.tasks.finetuning_data import has_training_table, resolve_labels
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.sequence_classification import report
 from bertjax.tasks.sequence_classification.data import (
@@ -27,7 +26,6 @@ from bertjax.tasks.sequence_classification.evaluation import (
 )
 from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
 from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
-from bertjax.tasks.task import EvalSet
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.finetuning.examples import Examples
@@ -38,9 +36,6 @@ from data_pipelines.finetuning.sequence_classification import (
     label_names,
     make_target,
 )
-from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
-
-_PAIR_FORMAT = "{} ‖ {}"  # of a text and its pair in reports
 
 
 class SequenceClassificationTask(FinetuningTask):
@@ -61,34 +56,16 @@ class SequenceClassificationTask(FinetuningTask):
         "subset_accuracy",
         "majority_accuracy",  # accuracy of the most frequent class; `is_degenerate` reads it
     )
+    read_sets = staticmethod(read_sets)
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        self.config = config
-        self.labels = self._find_labels()
-        model = dataclasses.replace(config.model, num_labels=len(self.labels) or 1)
-        super().__init__(dataclasses.replace(config, model=model), num_processes, process_id)
-        self.tokenizer = load_task_tokenizer(config)
+        super().__init__(config, num_processes, process_id)
         if config.data["glue"]:
             glue_metrics = find_glue_task(config.data["glue"]).metrics
             self.primary_metrics = tuple(dict.fromkeys((*glue_metrics, *self.primary_metrics)))
-        sets = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in sets})
-        self._eval_sets = [
-            SequenceClassificationEvalSet(
-                name,
-                data,
-                encode_dataset(name, data, self.tokenizer, config),
-                self.labels,
-                self.objective.problem_type,
-                self.objective.sequence_shape,
-                self.objective.eval_batch_size,
-                num_processes,
-                process_id,
-            )
-            for name, data in sets
-        ]
 
-    def _find_labels(self) -> tuple[str, ...]:
+    def find_labels(self) -> tuple[str, ...]:
+        """Return the labels; none for a regression."""
         config, glue = self.config, self.config.data["glue"]
         if columns_from_config(config).problem_type == "regression":
             return ()
@@ -98,21 +75,14 @@ class SequenceClassificationTask(FinetuningTask):
                 return find_glue_task(glue).labels
             # A random split may leave all examples of a rare label in the eval split.
             eval_sets = read_sets(config, "eval") if splits_training_file(config) else []
-            return label_names(self._train_data, *(data for _, data in eval_sets))
+            return label_names(self.train_data, *(data for _, data in eval_sets))
 
         return resolve_labels(config, bool(glue) or has_training_table(config), train_labels)
 
-    @functools.cached_property
-    def _train_data(self) -> SequenceClassificationDataset:
-        ((_, data),) = read_sets(self.config, "train")
-        return data
-
-    @functools.cached_property
-    def examples(self) -> Examples:
-        """Encoded training examples."""
-        data, problem_type = self._train_data, self.objective.problem_type
-        warn_of_coverage_loss(self.tokenizer, {"train": data.all_texts})
-        encoded = encode_dataset("train", data, self.tokenizer, self.config)
+    def encode(self, name: str, data: SequenceClassificationDataset) -> Examples:
+        """Return the texts with their labels, weighted as configured."""
+        problem_type = self.objective.problem_type
+        encoded = encode_dataset(name, data, self.tokenizer, self.config)
         target = make_target(data, self.labels, problem_type)
         spec = self.config.data["class_weights"]
         if spec and problem_type != "single_label_classification":
@@ -125,9 +95,13 @@ class SequenceClassificationTask(FinetuningTask):
             target = dataclasses.replace(target, weights=weights[target.values])
         return encoded.with_target("labels", target)
 
-    def eval_sets(self) -> Sequence[EvalSet]:
-        """Return the eval sets."""
-        return self._eval_sets
+    def make_eval_set(
+        self, name: str, data: SequenceClassificationDataset, *packing: Any
+    ) -> SequenceClassificationEvalSet:
+        """Return an eval set of the texts."""
+        return SequenceClassificationEvalSet(
+            name, data, self.tokenizer, self.objective, self.labels, *packing
+        )
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
         """Return the examples of a sequence as lines, each with its label first."""
@@ -152,26 +126,17 @@ class SequenceClassificationTask(FinetuningTask):
         accuracy = scores["subset_accuracy" if "subset_accuracy" in scores else "accuracy"]
         return not accuracy > scores["majority_accuracy"]
 
-    @staticmethod
-    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+    @classmethod
+    def config_for_model(cls, model: NumpyModel) -> dict[str, Any] | None:
         """Return configuration fields for a model with this head; None for other models."""
-        if "sequence_classification" not in model.params:
-            return None
-        return {
-            "max_seq_length": model.config.max_position_embeddings,
-            "data": {"problem_type": model.problem_type},
-        }
+        fields = super().config_for_model(model)
+        return fields and fields | {"data": {"problem_type": model.problem_type}}
 
-    @staticmethod
-    def report(name: str, config: Config, directory: epath.Path) -> str:
+    @classmethod
+    def report(cls, name: str, config: Config, directory: epath.Path) -> str:
         """Return the HTML report of an evaluation."""
-        sets = [
-            (
-                set_name,
-                data.texts
-                if data.text_pairs is None
-                else list(map(_PAIR_FORMAT.format, data.texts, data.text_pairs)),
-            )
-            for set_name, data in read_sets(config, "eval")
-        ]
+        sets = []
+        for set_name, data in read_sets(config, "eval"):
+            pairs = zip(data.texts, data.text_pairs or itertools.repeat(""), strict=False)
+            sets.append((set_name, [" ‖ ".join(filter(None, pair)) for pair in pairs]))
         return report.render(name, directory, sets, columns_from_config(config).problem_type)

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,17 @@ from scipy.special import softmax
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
+from bertjax.tasks.pipeline import Outputs, round_scores
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from bertjax.tasks.token_classification.metrics import count_entities, sum_counts
+from bertjax.tasks.token_classification.objective import TokenClassificationObjective
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.tag_schemes import entities, entities_to_tags, label_scheme
-from data_pipelines.finetuning.token_classification import TaggedSentence
+from data_pipelines.finetuning.token_classification import (
+    TaggedSentence,
+    TokenClassificationDataset,
+)
 from data_pipelines.finetuning.word_alignment import WordExamples, encode_tagged_words
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -79,11 +83,11 @@ class TokenClassificationEvalSet(PackedEvalSet):
 
     Args:
       name: name of the data set, for messages and files.
-      sentences: words with their tags, if known.
+      data: sentences with their tags, if known.
       tokenizer: the model's tokenizer.
-      config: the configuration; `data.strict` and `data.context` are read.
+      objective: objective of the model.
       labels: names of the tags, in any scheme.
-      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
+      packing: the last arguments of `PackedEvalSet`.
 
     Raises:
       InputError: a tag is not in `labels`.
@@ -92,45 +96,34 @@ class TokenClassificationEvalSet(PackedEvalSet):
     def __init__(
         self,
         name: str,
-        sentences: Sequence[TaggedSentence],
+        data: TokenClassificationDataset,
         tokenizer: Tokenizer,
-        config: Config,
+        objective: TokenClassificationObjective,
         labels: Sequence[str],
-        sequence_shape: PackedShape,
-        num_sequences: int = 0,
-        num_processes: int = 1,
-        process_id: int = 0,
+        *packing: Any,
     ) -> None:
-        self.name, self.sentences, self.labels = name, sentences, labels
+        config = objective.config
+        self.name, self.sentences, self.labels = name, data.sentences, labels
         self._strict = bool(config.data["strict"])
-        self._words = encode_sentences(name, sentences, tokenizer, config, labels)
-        super().__init__(self._words, sequence_shape, num_sequences, num_processes, process_id)
+        self._words = encode_sentences(name, data.sentences, tokenizer, config, labels)
+        super().__init__(self._words, objective.sequence_shape, *packing)
 
-    def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yield the tags of each sentence's words and their probabilities, float64 [N, C].
-
-        Args:
-          logits: [B, T, C] of each batch.
-        """
-        token_logits = np.concatenate(self.unpack_outputs(logits, "token"))
-        word_logits = token_logits[self._words.first_tokens].astype(np.float64)
+    def predictions(self, outputs: Iterable[Outputs]) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Yield the tags of each sentence's words and their probabilities, float64 [N, C]."""
+        token_logits = self.unpack_outputs(outputs, "token_classification_logits", "token")
+        word_logits = np.concatenate(token_logits)[self._words.first_tokens].astype(np.float64)
         probabilities = softmax(word_logits, axis=-1)
-        ends = itertools.accumulate(len(sentence.words) for sentence in self.sentences)
-        first = 0
-        for end in ends:
-            sentence = probabilities[first:end]
+        ends = np.cumsum([len(sentence.words) for sentence in self.sentences])
+        for sentence in np.split(probabilities, ends[:-1]):
             yield [self.labels[best] for best in sentence.argmax(axis=-1)], sentence
-            first = end
 
-    def evaluation(
-        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> Evaluation:
+    def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `f1`, `precision` and `recall` of entities and `accuracy` of words, in [0, 1].
 
         The files are `predictions`, `types` with the scores of each entity type, and for conlleval
         the columns word, gold tag, predicted tag.
         """
-        tagged = list(self.predictions([o["token_classification_logits"] for o in outputs]))
+        tagged = list(self.predictions(outputs))
         scheme = _scheme_of(self.labels)
         gold = [
             entities_to_tags(entities(tags), len(tags), scheme)
@@ -146,7 +139,7 @@ class TokenClassificationEvalSet(PackedEvalSet):
                 "words": list(sentence.words),
                 "gold": tags,
                 "tags": predicted,
-                "scores": [round(float(p), 6) for p in probabilities.max(axis=-1)],
+                "scores": round_scores(probabilities.max(axis=-1)),
             }
             for sentence, tags, (predicted, probabilities) in zip(
                 self.sentences, gold, tagged, strict=True
@@ -154,11 +147,8 @@ class TokenClassificationEvalSet(PackedEvalSet):
         ]
         files = {PREDICTIONS: entries, "types": types, CONLL_FILE: _to_conll(entries)}
         scores = sum_counts(counts.values()).scores() | {"accuracy": accuracy}
-        return Evaluation(
-            scores,
-            files,
-            examples=[_format_example(entry) for entry in entries[:NUM_EXAMPLES_SHOWN]],
-        )
+        examples = list(map(_format_example, entries[:NUM_EXAMPLES_SHOWN]))
+        return Evaluation(scores, files, examples=examples)
 
 
 def _scheme_of(labels: Sequence[str]) -> str:
@@ -173,21 +163,16 @@ def _scheme_of(labels: Sequence[str]) -> str:
 
 def _format_example(entry: Mapping[str, Any]) -> str:
     """Return a sentence with its predicted tags and, in parentheses, its gold tags."""
-
-    def format_word(word: str, predicted: str, gold: str) -> str:
-        return word if predicted == gold == "O" else f"{word} → {predicted} ({gold})"
-
-    return "  ".join(map(format_word, entry["words"], entry["tags"], entry["gold"]))
+    words = zip(entry["words"], entry["tags"], entry["gold"], strict=True)
+    return "  ".join(
+        word if predicted == gold == "O" else f"{word} → {predicted} ({gold})"
+        for word, predicted, gold in words
+    )
 
 
 def _to_conll(entries: Sequence[Mapping[str, Any]]) -> str:
-    sentences = (
-        "".join(
-            f"{word or '_'}\t{gold}\t{predicted}\n"
-            for word, gold, predicted in zip(
-                entry["words"], entry["gold"], entry["tags"], strict=True
-            )
-        )
-        for entry in entries
-    )
+    sentences = []
+    for entry in entries:
+        words = zip(entry["words"], entry["gold"], entry["tags"], strict=True)
+        sentences.append("".join(f"{word or '_'}\t{gold}\t{tag}\n" for word, gold, tag in words))
     return "\n".join(sentences)

@@ -14,6 +14,7 @@ from bertjax.tasks.pipeline import (
     Outputs,
     Pipeline,
     PredictInput,
+    round_scores,
     text_block,
 )
 from bertjax.tasks.token_classification.evaluation import TokenClassificationEvalSet
@@ -23,6 +24,7 @@ from data_pipelines.finetuning.table import TableRow
 from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
 from data_pipelines.finetuning.token_classification import (
     TaggedSentence,
+    TokenClassificationDataset,
     is_conll,
     parse_conll,
     sentences_from_rows,
@@ -46,14 +48,10 @@ class ParsedWords(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-class WordsContext(NamedTuple):
-    """Words of each input, and their encoding."""
-
-    inputs: list[ParsedWords]
-    eval_set: TokenClassificationEvalSet
+Context = tuple[list[ParsedWords], TokenClassificationEvalSet]
 
 
-class TokenClassificationPipeline(Pipeline[WordsContext]):
+class TokenClassificationPipeline(Pipeline[Context]):
     """Entities of a text, or tags of given words."""
 
     method = "tag"
@@ -85,15 +83,12 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
         """Return the inputs in lines, or the sentences of a CoNLL file."""
         if not (file_name and is_conll(file_name)):
             return Pipeline.parse_lines(lines)
-        sentences = parse_conll(file_name, lines)
         return (
             PredictInput(sentence.locations[0], {"words": [*sentence.words]})
-            for sentence in sentences
+            for sentence in parse_conll(file_name, lines)
         )
 
-    def preprocess(
-        self, inputs: Sequence[PredictInput]
-    ) -> tuple[Iterator[HostBatch], WordsContext]:
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the words."""
         parsed = [_parse_input(*item) for item in inputs]
         # Each input is a document, so that no context comes from another input.
@@ -101,20 +96,19 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
             dataclasses.replace(words.sentence, document=number)
             for number, words in enumerate(parsed)
         ]
-        shape = self.objective.sequence_shape
+        data = TokenClassificationDataset("input", sentences)
         eval_set = TokenClassificationEvalSet(
-            "input", sentences, self.tokenizer, self.config, self.labels, shape
+            "input", data, self.tokenizer, self.objective, self.labels
         )
-        return eval_set.batches(), WordsContext(parsed, eval_set)
+        return eval_set.batches(), (parsed, eval_set)
 
     def postprocess(
-        self, context: WordsContext, outputs: Iterable[Outputs], return_all_scores: bool
+        self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield the entities of each text, or the tags of its words."""
-        logits = [arrays["token_classification_logits"] for arrays in outputs]
-        predictions = context.eval_set.predictions(logits)
+        inputs, eval_set = context
         scheme_tags = labels_to_tags(self.labels)
-        for words, (tags, scores) in zip(context.inputs, predictions, strict=True):
+        for words, (tags, scores) in zip(inputs, eval_set.predictions(outputs), strict=True):
             answer: dict[str, Any] = {"words": list(words.sentence.words), "tags": tags}
             if words.text is not None:
                 in_scheme = [scheme_tags[tag] for tag in tags]
@@ -122,10 +116,7 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
                 answer = {"text": words.text, "entities": entity_records}
             if return_all_scores:
                 answer["scores"] = [
-                    {
-                        label: round(float(score), 6)
-                        for label, score in zip(self.labels, word_scores, strict=True)
-                    }
+                    dict(zip(self.labels, round_scores(word_scores), strict=True))
                     for word_scores in scores
                 ]
             yield answer

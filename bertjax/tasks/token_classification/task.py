@@ -1,26 +1,21 @@
 """Token classification, such as named entity recognition (BERT paper, section 5.3)."""
 
-import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import (
     COMMON_DATA_FIELDS,
     TFDS_SPLITS,
     find_tables,
     has_training_table,
-    load_task_tokenizer,
     resolve_labels,
 )
 from bertjax.tasks.pipeline import HostBatch
-from bertjax.tasks.task import EvalSet
 from bertjax.tasks.token_classification import report
 from bertjax.tasks.token_classification.evaluation import (
     TokenClassificationEvalSet,
@@ -40,7 +35,6 @@ from data_pipelines.finetuning.token_classification import (
 )
 from data_pipelines.finetuning.word_alignment import WordExamples
 from data_pipelines.text.tfds import TFDS
-from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
 
 class TokenClassificationTask(FinetuningTask):
@@ -48,6 +42,7 @@ class TokenClassificationTask(FinetuningTask):
 
     objective_class = TokenClassificationObjective
     pipeline_classes = (TokenClassificationPipeline,)
+    objective: TokenClassificationObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "fix_tags": field(
             False, "accept tags that break their scheme, as conlleval does, instead of an error"
@@ -59,50 +54,38 @@ class TokenClassificationTask(FinetuningTask):
     }
     primary_metrics = ("f1", "precision", "recall", "accuracy")
 
-    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        self.config = config
-        self.labels = resolve_labels(
-            config,
-            has_training_table(config, TAGGED_SUFFIXES),
-            lambda: label_names(self._train),
+    @staticmethod
+    def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassificationDataset]]:
+        """Return name and sentences of each data set of a split, "train" or "eval"."""
+        source, fix_tags = config.data["dir"], config.data["fix_tags"]
+        if source.startswith(TFDS):
+            tfds_split = config.data[f"{split}_file"] or TFDS_SPLITS[split]
+            rows = sentences_from_rows(read_tfds_table(source, tfds_split))
+            return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
+        tables = find_tables(config, split, TAGGED_SUFFIXES)
+        return [(name, read_tagged_file(path, fix_tags)) for name, path in tables]
+
+    @staticmethod
+    def texts_of(data: TokenClassificationDataset) -> list[str]:
+        """Return the words."""
+        return data.words
+
+    def find_labels(self) -> tuple[str, ...]:
+        """Return the tags."""
+        has_training_data = has_training_table(self.config, TAGGED_SUFFIXES)
+        return resolve_labels(self.config, has_training_data, lambda: label_names(self.train_data))
+
+    def encode(self, name: str, data: TokenClassificationDataset) -> WordExamples:
+        """Return the sentences with their tags."""
+        return encode_sentences(name, data.sentences, self.tokenizer, self.config, self.labels)
+
+    def make_eval_set(
+        self, name: str, data: TokenClassificationDataset, *packing: Any
+    ) -> TokenClassificationEvalSet:
+        """Return an eval set of the sentences."""
+        return TokenClassificationEvalSet(
+            name, data, self.tokenizer, self.objective, self.labels, *packing
         )
-        model = dataclasses.replace(config.model, num_labels=len(self.labels))
-        config = dataclasses.replace(config, model=model)
-        super().__init__(config, num_processes, process_id)
-        self.tokenizer = load_task_tokenizer(config)
-        sets = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.words for name, data in sets})
-        self._sets = [
-            TokenClassificationEvalSet(
-                name,
-                data.sentences,
-                self.tokenizer,
-                config,
-                self.labels,
-                self.objective.sequence_shape,
-                self.objective.eval_batch_size,
-                num_processes,
-                process_id,
-            )
-            for name, data in sets
-        ]
-
-    @functools.cached_property
-    def _train(self) -> TokenClassificationDataset:
-        ((_, data),) = read_sets(self.config, "train")
-        return data
-
-    @functools.cached_property
-    def examples(self) -> WordExamples:
-        """Encoded training examples."""
-        warn_of_coverage_loss(self.tokenizer, {"train": self._train.words})
-        return encode_sentences(
-            "train", self._train.sentences, self.tokenizer, self.config, self.labels
-        )
-
-    def eval_sets(self) -> Sequence[EvalSet]:
-        """Return the eval sets."""
-        return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
         """Return a line for each sentence; tags other than O precede the first token of a word."""
@@ -122,34 +105,8 @@ class TokenClassificationTask(FinetuningTask):
         """Return whether no entity was found."""
         return not scores["f1"] > 0
 
-    @staticmethod
-    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
-        """Return configuration fields for a model with this head."""
-        return (
-            {"max_seq_length": model.config.max_position_embeddings}
-            if "token_classification" in model.params
-            else None
-        )
-
-    @staticmethod
-    def report(name: str, config: Config, directory: epath.Path) -> str:
+    @classmethod
+    def report(cls, name: str, config: Config, directory: epath.Path) -> str:
         """Return the HTML report of an evaluation."""
-        sets = {set_name: len(data.sentences) for set_name, data in read_sets(config, "eval")}
+        sets = {set_name: len(data.sentences) for set_name, data in cls.read_sets(config, "eval")}
         return report.render(name, directory, sets)
-
-
-def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassificationDataset]]:
-    """Return name and sentences of each data set of a split, "train" or "eval".
-
-    Raises:
-      InputError: a file is missing, or has an unknown layout.
-    """
-    source, fix_tags = config.data["dir"], config.data["fix_tags"]
-    if source.startswith(TFDS):
-        tfds_split = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-        rows = sentences_from_rows(read_tfds_table(source, tfds_split))
-        return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
-    return [
-        (name, read_tagged_file(path, fix_tags))
-        for name, path in find_tables(config, split, TAGGED_SUFFIXES)
-    ]
