@@ -12,10 +12,9 @@ from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import EmbeddingOptions
+from bertjax.tasks.embeddings import EmbeddingOptions, apply_encoder
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import bucket_size
 from bertjax.training.initialization import PretrainedModel
@@ -177,14 +176,7 @@ class Model:
           The tokens' embeddings [B, T, H], or of each layer [len(layers), B, T, H], in the dtype of
           the computation, `config.dtype`.
         """
-        embeddings: Array = Encoder(self.config).apply(  # type: ignore[assignment]
-            {"params": params["encoder"]},
-            *(batch[name] for name in ENCODER_INPUTS),
-            deterministic=key is None,
-            layers=layers,
-            rngs=None if key is None else {"dropout": key},
-        )
-        return embeddings
+        return apply_encoder(self.config, params, batch, key, layers)
 
     @functools.cached_property
     def _predictor(self) -> Predictor:

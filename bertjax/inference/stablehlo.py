@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ from etils import epath
 from jax import Array, export
 
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
+from bertjax.tasks.embeddings import apply_encoder
 from bertjax.training.initialization import PretrainedModel
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write
+from data_pipelines.paths import atomic_write, atomic_write_text
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Inputs of a program: name, shape, description. The last one is for MLM heads only.
@@ -28,18 +28,6 @@ _INPUTS = (
 )
 
 Apply = Callable[[dict[str, Array]], dict[str, Array]]
-
-
-class _ExportedFunction(NamedTuple):
-    """A function to export.
-
-    Attributes:
-      apply: function from a batch to its outputs.
-      reads_mlm_positions: whether it needs `masked_lm_positions`.
-    """
-
-    apply: Apply
-    reads_mlm_positions: bool
 
 
 def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[str, Any]:
@@ -60,8 +48,8 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
       InputError: the checkpoint is not a model, or the model reads other arrays.
     """
     pretrained = PretrainedModel(checkpoint)
-    function = _load_function(pretrained)
-    inputs = _INPUTS if function.reads_mlm_positions else _INPUTS[:3]
+    apply, reads_mlm_positions = _load_function(pretrained)
+    inputs = _INPUTS if reads_mlm_positions else _INPUTS[:3]
     scope = export.SymbolicScope([f"t <= {pretrained.bert_config.max_position_embeddings}"])
     arguments = [
         jax.ShapeDtypeStruct(export.symbolic_shape(sizes, scope=scope), jnp.int32)
@@ -74,7 +62,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
         batch["position_ids"] = jnp.broadcast_to(positions, batch["input_ids"].shape)
         batch["example_ids"] = batch.pop("attention_mask")
         batch["cls_positions"] = jnp.zeros((batch["input_ids"].shape[0], 1), jnp.int32)
-        return function.apply(batch)
+        return apply(batch)
 
     exported = export.export(jax.jit(program), platforms=PLATFORMS)(*arguments)
     outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
@@ -106,28 +94,24 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
     output = epath.Path(output)
     with atomic_write(output) as draft:
         draft.write_bytes(exported.serialize())
-    with atomic_write(epath.Path(f"{output}.json")) as draft:
-        draft.write_text(json.dumps(metadata, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(metadata, indent=1, ensure_ascii=False)
+    atomic_write_text(f"{output}.json", f"{text}\n")
     return metadata
 
 
-def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
+def _load_function(pretrained: PretrainedModel) -> tuple[Apply, bool]:
+    """Return the function from a batch to its outputs, and whether it predicts tokens."""
     check_modules_known(pretrained.parts, pretrained.path)
     params = pretrained.load_all(make_mesh(1, 1, 1, jax.devices()[:1]))
     if not any(part in HEADS for part in pretrained.parts):
-        encoder = Encoder(pretrained.bert_config)
 
         def encode(batch: dict[str, Array]) -> dict[str, Array]:
-            inputs = (batch[name] for name in ENCODER_INPUTS)
-            variables = {"params": params["encoder"]}
-            hidden = encoder.apply(variables, *inputs, deterministic=True)
-            return {"last_hidden_state": cast(Array, hidden)}
+            return {"last_hidden_state": apply_encoder(pretrained.bert_config, params, batch)}
 
-        return _ExportedFunction(encode, False)
+        return encode, False
     objective = registry.make_objective(pretrained.config())
-    pretrained.check_complete(
-        pretrained.bert_config, jax.eval_shape(objective.init_params, jax.random.key(0))
-    )
+    shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
+    pretrained.check_complete(pretrained.bert_config, shapes)
     constants = objective.constants()
 
     def logits(batch: dict[str, Array]) -> dict[str, Array]:
@@ -144,4 +128,4 @@ def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
         pooled = {f"{head}_logits" for head in objective.heads if HEADS[head].pooled}
         return {name: x[:, 0] if name in pooled else x for name, x in outputs.items()}
 
-    return _ExportedFunction(logits, "mlm" in objective.heads)
+    return logits, "mlm" in objective.heads
