@@ -95,15 +95,17 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     batch = dict.fromkeys(names, jax.ShapeDtypeStruct((batch_size, length), jnp.int32))
     batch["next_sentence"] = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    jitted = jax.jit(
-        step,
-        in_shardings=(replicated, replicated, sharded, replicated),
-        out_shardings=replicated,
-        donate_argnums=(0, 1),
-    )
-    seed = jax.ShapeDtypeStruct((), jnp.int32)
-    opt_state = jax.eval_shape(optimizer.init, params)
-    compiled = jitted.lower(params, opt_state, batch, seed).compile()
+
+    def with_sharding(tree: Any, sharding: NamedSharding) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    seed = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    opt_state = with_sharding(jax.eval_shape(optimizer.init, params), replicated)
+    arguments = with_sharding(params, replicated), opt_state, with_sharding(batch, sharded), seed
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=replicated)
+    compiled = jitted.lower(*arguments).compile()
     module = parse_hlo(compiled.as_text() or "")
     bytes_sent = sum(c.bytes_sent * c.count for c in find_collectives(module))
     return {
