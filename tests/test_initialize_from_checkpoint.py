@@ -228,6 +228,13 @@ def test_open_init_rejects_another_model_in_the_same_place(corpus, tmp_path) -> 
         open_init(tmp_path / "model", tmp_path / "run")
 
 
+def test_init_record_of_a_published_model_has_no_step(corpus, tmp_path) -> None:
+    publish(corpus, tmp_path / "2024", "pooler")
+    (tmp_path / "run").mkdir()
+    write_init_record(PretrainedModel(tmp_path / "2024"), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "init.json").read_text())["step"] is None
+
+
 def test_open_init_takes_the_recorded_step_of_a_running_run(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name="bertjax")
     checkpoints = tmp_path / "other" / "checkpoints"

@@ -28,6 +28,7 @@ PRETRAIN = EXPERIMENTS / "pretraining.py"
         (False, ["xla_cuda12"], ["/dev/nvidia0"], "cuda,cpu"),
         (False, [], ["/dev/nvidia0"], "cpu"),
         (False, [], ["/dev/nvidia0", "/dev/accel0"], None),
+        (False, [], ["/dev/vfio/vfio"], None),  # JAX looks for a TPU's PCI id
         (False, ["rocm"], [], None),
         (True, ["rocm"], ["/dev/vfio/0"], "cpu"),
     ],

@@ -80,6 +80,14 @@ def test_batch_size_must_divide_over_devices_only_for_training() -> None:
         check_batch_sizes(config, objective, mesh, train=True)
 
 
+def test_evaluation_needs_no_number_of_steps() -> None:
+    config = make_run_config(
+        steps="3 epochs", batch_size_rampup=4, eval_batch_size=8, mesh=MeshConfig(8, 1, 1)
+    )
+    objective = registry.make_objective(config, batch_size_multiple=8)
+    check_batch_sizes(config, objective, make_mesh(8, 1, 1), train=False)
+
+
 def test_accumulation_steps_of_a_rampup_keep_the_microbatch_size() -> None:
     """And in as few as divide over the devices."""
     config = make_run_config(

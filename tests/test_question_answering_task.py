@@ -143,7 +143,7 @@ def test_evaluate_scores_several_eval_sets(trained, folder, tmp_path, capsys, ca
     assert main(["evaluate", *given]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
+    assert [line.split()[0] for line in lines] == ["eval", "xx.de", "xx.fr", "mean"]
     assert "data.eval_file='xx.*.json' here, '' there." in caplog.text
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
     assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)

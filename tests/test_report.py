@@ -183,6 +183,9 @@ def test_report_lists_evaluations_newest_first_with_the_best_in_bold() -> None:
         (RUN, None, "Finished, 40 steps"),
         ([*RUN, train(50, progress=0.25)], "2 hours", "Step 50, 25% of 2 hours"),
         ([*RUN, train(50, progress=0.999)], "2 hours", "Finished, 50 steps"),
+        # Within half a step of the budget, and not.
+        ([train(20, progress=0.9), train(22, progress=0.985)], "60 s", "Finished, 22 steps"),
+        ([train(20, progress=0.9), train(25, progress=0.985)], "60 s", "Step 25, 98% of 60 s"),
         ([*RUN, train(50, loss=math.nan)], 160, "Diverged at step 50: loss NaN"),
         ([*RUN, train(50, grad_norm=math.inf)], 160, "Diverged at step 50: gradient norm infinite"),
     ],

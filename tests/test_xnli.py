@@ -231,7 +231,7 @@ def test_training_selects_by_its_own_language(
 def test_evaluate_prints_and_reports_languages(folder, trained, tmp_path, capsys, caplog) -> None:
     out, scores = evaluated(folder, tmp_path, "mode=zero_shot,test", trained["en"], capsys)
     head, *lines, mean = (line.split() for line in out.splitlines())
-    assert head[:3] == ["data", "set", "accuracy"]
+    assert head[:3] == ["eval", "set", "accuracy"]
     assert [line[0] for line in lines] == ["de", "el", "en", "ur"] and mean[0] == "mean"
     accuracies = {line[0]: float(line[1]) for line in [*lines, mean]}
     assert accuracies["en"] == accuracies["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)

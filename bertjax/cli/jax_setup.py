@@ -41,7 +41,11 @@ def choose_platforms(compiles_only: bool) -> None:
     if plugins - _CUDA_PLUGINS:  # of other devices: leave the choice to JAX
         return
     if has_device_files():
-        if importlib.util.find_spec("libtpu") and not has_device_files("accel[0-9]", "vfio/[0-9]"):
+        # JAX finds TPUs by their PCI ids: decide only for a machine with GPUs and no TPU's files.
+        has_gpus_alone = has_device_files("nvidia", "dxg") and not has_device_files(
+            "accel[0-9]", "vfio/[0-9]"
+        )
+        if has_gpus_alone and importlib.util.find_spec("libtpu"):
             os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if plugins else "cpu")
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

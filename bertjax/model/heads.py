@@ -199,7 +199,9 @@ for _head in (
     ),
     Head(
         name="nsp",
-        module=functools.partial(LinearHead, features=2),  # the second sentence follows, is random
+        module=functools.partial(
+            LinearHead, features=2
+        ),  # 0: the second sentence follows, 1: is random
         sums=losses.next_sentence_sums,
         pooled=True,
         module_names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),

@@ -144,8 +144,11 @@ def _analyze_function(
       model_flops: operations of a call on all devices.
       reserved_bytes: bytes per device in use besides the function's arguments.
     """
-    figures: dict[str, Any] = {"per_device_batch_size": batch_size // num_shards}
-    figures["model_flops"], start = model_flops, time.perf_counter()
+    figures: dict[str, Any] = {
+        "per_device_batch_size": batch_size // num_shards,
+        "model_flops": model_flops,
+    }
+    start = time.perf_counter()
     try:
         compiled = compile_function()
     except jax.errors.JaxRuntimeError as error:

@@ -1,6 +1,7 @@
 """Descriptions of NVIDIA GPUs, with which XLA compiles for a GPU that is not attached."""
 
 import dataclasses
+import functools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +67,28 @@ device_description_str: "{self.device_kind}"
 """
 
 
+# XLA's name of sm_90a, with the instructions of Hopper alone.
 _SM_90A = "major: 9 feature_extension: ACCELERATED_FEATURES"
-# Compute capability; SMs; float32 units, threads and bytes of shared memory of each; GHz; bytes of
-# L2 cache; bytes per second between the GPUs of a host, and between hosts.
-_HOPPER = (_SM_90A, 132, 128, 2048, 233472, 1.98, 52428800, 4.5e11, 5e10)
-_A100 = ("major: 8", 108, 64, 2048, 167936, 1.41, 41943040, 3e11, 2.5e10)
-_L4 = ("major: 8 minor: 9", 58, 128, 1536, 102400, 2.04, 50331648, 3.2e10, 1.5e9)
+_HOPPER = functools.partial(
+    Gpu, compute_capability=_SM_90A, core_count=132, fpus_per_core=128, threads_per_core=2048,
+    shared_memory_per_core=233472, clock_rate_ghz=1.98, l2_cache_size=52428800,
+    link_bandwidth=4.5e11, network_bandwidth=5e10,
+)  # fmt: skip
+_A100 = functools.partial(
+    Gpu, compute_capability="major: 8", core_count=108, fpus_per_core=64, threads_per_core=2048,
+    shared_memory_per_core=167936, clock_rate_ghz=1.41, l2_cache_size=41943040,
+    link_bandwidth=3e11, network_bandwidth=2.5e10,
+)  # fmt: skip
+_L4 = functools.partial(
+    Gpu, compute_capability="major: 8 minor: 9", core_count=58, fpus_per_core=128,
+    threads_per_core=1536, shared_memory_per_core=102400, clock_rate_ghz=2.04,
+    l2_cache_size=50331648, link_bandwidth=3.2e10, network_bandwidth=1.5e9,
+)  # fmt: skip
 
 GPUS = {
-    "h200": Gpu("NVIDIA H200", 151397597184, 4.8e12, *_HOPPER),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", 84942979072, 3.35232e12, *_HOPPER),
-    "a100-80gb": Gpu("NVIDIA A100-SXM4-80GB", 85100068864, 2.03904e12, *_A100),
-    "a100-40gb": Gpu("NVIDIA A100-SXM4-40GB", 42331013120, 1.5552e12, *_A100),
-    "l4": Gpu("NVIDIA L4", 23670554624, 3e11, *_L4),
+    "h200": _HOPPER("NVIDIA H200", 151397597184, 4.8e12),
+    "h100": _HOPPER("NVIDIA H100 80GB HBM3", 84942979072, 3.35232e12),
+    "a100-80gb": _A100("NVIDIA A100-SXM4-80GB", 85100068864, 2.03904e12),
+    "a100-40gb": _A100("NVIDIA A100-SXM4-40GB", 42331013120, 1.5552e12),
+    "l4": _L4("NVIDIA L4", 23670554624, 3e11),
 }

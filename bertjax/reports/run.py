@@ -161,12 +161,20 @@ def _status(entries: Sequence[MetricEntry], steps: Any) -> Status:
                 metric = f"{_metric(key).title.lower()} {format_number(value)}"
                 return Status("failed", f"Diverged at step {entry['step']:,}: {metric}")
     last = _last_step(entries)
-    progress = [entry["progress"] for entry in entries if "progress" in entry]
-    if progress and progress[-1] < 0.99:  # the last step ends within half a step of the budget
-        return Status("unfinished", f"Step {last:,}, {progress[-1]:.0%} of {steps}")
+    progress = [(entry["step"], entry["progress"]) for entry in entries if "progress" in entry]
+    if progress and not _ends_with_budget(progress):
+        return Status("unfinished", f"Step {last:,}, {progress[-1][1]:.0%} of {steps}")
     if not isinstance(steps, int) or last >= steps:
         return Status("finished", f"Finished, {last:,} steps")
     return Status("unfinished", f"Step {last:,} of {steps:,}, {last / steps:.0%}")
+
+
+def _ends_with_budget(progress: Sequence[tuple[int, float]]) -> bool:
+    """Return whether the last of (step, progress) is within half a step of the time budget."""
+    last_step, end = progress[-1]
+    earlier = [(step, value) for step, value in progress if step < last_step]
+    step, value = earlier[-1] if earlier else (0, 0.0)
+    return end >= 1 - (end - value) / (last_step - step) / 2
 
 
 def _last_step(entries: Sequence[MetricEntry]) -> int:

@@ -1,5 +1,7 @@
 """Checks of batch sizes against a mesh, and microbatches of a batch that ramps up."""
 
+from collections.abc import Sequence
+
 from jax.sharding import Mesh
 
 from bertjax.config.config import Config
@@ -12,7 +14,7 @@ def check_batch_sizes(config: Config, objective: Objective, mesh: Mesh, *, train
     """Reject batches that the devices of a mesh cannot share, before anything compiles.
 
     Args:
-      config: a resolved configuration.
+      config: the configuration of the run; a resolved one, if `train`.
       objective: the objective of the run.
       mesh: the devices.
       train: whether training batches are checked as well as eval batches.
@@ -21,8 +23,11 @@ def check_batch_sizes(config: Config, objective: Objective, mesh: Mesh, *, train
       InputError: a batch size is not a multiple of the number of its parts.
     """
     shards = num_batch_shards(mesh)
-    sizes = config.rampup.batch_sizes if config.batch_size_rampup > 1 else (objective.batch_size,)
-    for batch_size in sizes if train else ():
+    sizes: Sequence[int] = ()
+    if train:
+        has_rampup = config.batch_size_rampup > 1
+        sizes = config.rampup.batch_sizes if has_rampup else [objective.batch_size]
+    for batch_size in sizes:
         accumulation = accumulation_steps(config, objective, mesh, batch_size)
         if batch_size % (shards * accumulation):
             raise InputError(

@@ -242,7 +242,7 @@ def write_init_record(model: PretrainedModel, workdir: epath.Path) -> None:
     record = workdir / INIT_RECORD_FILE
     if distributed.is_process_0() and not record.exists():
         name = model.path.name
-        step = int(name) if name.isdigit() else None  # of a checkpoint
+        step = int(name) if name.isdigit() and model._published is None else None
         content = {"path": str(model.path), "step": step, "digest": model.digest}
         atomic_write_text(record, json.dumps(content, indent=1))
 

@@ -171,8 +171,8 @@ def dataset_from_rows(
     kept: list[TableRow] = []
     bad: list[str] = []
     for row in rows:
-        blank = row.first_blank_column((*columns.text, *columns.text_pair))
-        if blank and max_bad_fraction is not None:
+        texts = (*columns.text, *columns.text_pair)
+        if max_bad_fraction is not None and (blank := row.first_blank_column(texts)):
             bad.append(f"{row.location}: column {blank!r} is empty. Write its text, delete the row")
         else:
             kept.append(row)

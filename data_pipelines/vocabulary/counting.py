@@ -73,6 +73,7 @@ def count_words(
     """
     words: Counter[str] = Counter()
     is_truncated = False
+    # `ordered_map` calls this in each worker for the function that counts there.
     make_counter = functools.partial(functools.partial, _count_batch, split_line, split_words)
     batches = group_by_size(lines, len, _BATCH_CHARS + 1)
     for batch_counts in ordered_map(make_counter, batches, workers):

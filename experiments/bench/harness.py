@@ -67,6 +67,13 @@ def bertjax_command(*words: str) -> list[str]:
     return [sys.executable, "-m", "bertjax", *words]
 
 
+def choose_platforms() -> None:
+    """Keep JAX from looking for absent devices, as `bertjax` does; call it before JAX's import."""
+    from bertjax.cli import jax_setup
+
+    jax_setup.choose_platforms(compiles_only=False)
+
+
 def worker_command(args: argparse.Namespace, name: str, *options: str) -> list[str]:
     """Return this program's own command line, as the worker `name` and with further options."""
     python = sys.executable if name == BERTJAX else args.peer_python
@@ -110,6 +117,8 @@ def serve_measurements(
     """
     if not args.worker:
         return
+    if args.worker == BERTJAX:
+        choose_platforms()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps what libraries print out of the replies
     work = programs[args.worker]()

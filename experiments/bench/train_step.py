@@ -16,6 +16,7 @@ TOPOLOGY names the same devices for `bertjax preflight`.
 Each case is printed, and appended to the output as a line of JSON.
 """
 
+import argparse
 import datetime
 import functools
 import json
@@ -106,11 +107,11 @@ def make_bertjax_step(case: Case) -> Callable[[], object]:
     return step
 
 
-def make_torch_step(case: Case, compiled: bool, cores: int) -> Callable[[], object]:
+def make_torch_step(case: Case, compiled: bool, cores: int, device: str) -> Callable[[], object]:
     """Return the same of the peer."""
     model, length, batch_size = case
     batch = make_batch(batch_size, length)
-    return torch_pretraining.make_step(*MODEL_SIZES[model], batch, compiled, cores)
+    return torch_pretraining.make_step(*MODEL_SIZES[model], batch, compiled, cores, device)
 
 
 def peak_memory(worker: str) -> int:
@@ -143,6 +144,7 @@ def measure(args: Any, case: Case, kind: str, count: int) -> dict[str, Any]:
     if args.peer_python != sys.executable and not kind.startswith("TPU"):
         programs += [EAGER, COMPILED] if kind == "cpu" else [COMPILED]
     options = [f"--models={model}", f"--seq-lengths={length}", f"--batch-size={batch_size}"]
+    options.append(f"--device={'cpu' if kind == 'cpu' else 'cuda'}")
     commands = {name: harness.worker_command(args, name, *options) for name in programs}
     rounds = harness.take_turns(commands, args.rounds, args.steps, warm_up=3)
     print(f"\n{model}, {batch_size} sequences of {length} tokens on {count} {kind}", end="")
@@ -184,6 +186,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODEL_SIZES)
     parser.add_argument("--seq-lengths", nargs="+", type=int, choices=NUM_PREDICTIONS)
     parser.add_argument("--batch-size", type=int, help="sequences a step, on all devices together")
+    parser.add_argument("--device", help=argparse.SUPPRESS)  # of the peer
     parser.add_argument("--steps", type=int, default=10, help="steps before waiting for their end")
     args = parser.parse_args()
     if args.worker == DEVICES:
@@ -197,8 +200,8 @@ def main() -> None:
             return
         programs = {
             BERTJAX: functools.partial(make_bertjax_step, case),
-            EAGER: functools.partial(make_torch_step, case, False, args.cores),
-            COMPILED: functools.partial(make_torch_step, case, True, args.cores),
+            EAGER: functools.partial(make_torch_step, case, False, args.cores, args.device),
+            COMPILED: functools.partial(make_torch_step, case, True, args.cores, args.device),
         }
         harness.serve_measurements(args, programs, lambda: peak_memory(args.worker))
 

@@ -137,6 +137,8 @@ class SequenceClassificationTask(FinetuningTask):
         """Return the HTML report of an evaluation."""
         sets = []
         for set_name, data in read_sets(config, "eval"):
-            pairs = zip(data.texts, data.text_pairs or itertools.repeat(""), strict=False)
-            sets.append((set_name, [" ‖ ".join(filter(None, pair)) for pair in pairs]))
+            texts = data.texts
+            if data.text_pairs is not None:
+                texts = list(map("{} ‖ {}".format, texts, data.text_pairs))
+            sets.append((set_name, texts))
         return report.render(name, directory, sets, columns_from_config(config).problem_type)

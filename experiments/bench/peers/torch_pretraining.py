@@ -18,7 +18,12 @@ def parameter_groups(model: Any, weight_decay: float = 0.01) -> list[dict[str, A
 
 
 def make_step(
-    num_layers: int, hidden_size: int, batch: Mapping[str, np.ndarray], compiled: bool, cores: int
+    num_layers: int,
+    hidden_size: int,
+    batch: Mapping[str, np.ndarray],
+    compiled: bool,
+    cores: int,
+    device: str,
 ) -> Callable[[], object]:
     """Return a function that makes an update of `BertForPreTraining`.
 
@@ -37,8 +42,7 @@ def make_step(
         num_attention_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size,
     )
-    on_gpu = torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
+    on_gpu = device == "cuda"
     model = transformers.BertForPreTraining(config).train().to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
     labels = np.full(batch["input_ids"].shape, -100)
