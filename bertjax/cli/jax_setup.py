@@ -15,12 +15,15 @@ from data_pipelines.paths import is_remote
 
 _log = logging.getLogger("bertjax")
 
-
 _CUDA_PLUGINS = {"xla_cuda12", "xla_cuda13"}
 
 
 def has_device_files(*names: str) -> bool:
-    """Return whether /dev has files of accelerators, or with one of these beginnings of names."""
+    """Return whether /dev has a file of an accelerator.
+
+    Args:
+      names: glob patterns of the beginnings of file names; those of TPUs and GPUs by default.
+    """
     names = names or ("accel", "vfio/", "nvidia", "dxg")
     return any(glob.glob(f"/dev/{name}*") for name in names)
 
