@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests: real data, a small corpus, commands."""
 
 import gc
+import importlib.metadata
 import json
 import lzma
 import os
@@ -12,12 +13,14 @@ from typing import Any
 
 # Set before JAX starts: eight devices on one CPU, for the tests of meshes, and fewer optimizations.
 # Most programs run for a moment only, and compile in a third of the time.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false "
+XLA_FLAGS = [
+    "--xla_force_host_platform_device_count=8",
     # Time after which a device that waits for the others ends the process; all may share one core.
     "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
-)
+]
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 12):
+    XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # XLA exits at flags that it has removed
+os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

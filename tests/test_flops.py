@@ -3,9 +3,9 @@
 import re
 
 import jax
-import jax.extend
 import numpy as np
 import pytest
+from traced_programs import matrix_flops
 
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.bert import BertWithHeads, param_shapes
@@ -27,22 +27,6 @@ CONFIG = BertConfig(
 ROWS, LENGTH, SLOTS, PAIRS = 3, 40, 7, 2
 
 
-def products(jaxpr) -> int:
-    """Return twice the multiplications of all matrix products in a program, loops included."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            inner = np.prod([left[axis] for axis in contracted], dtype=int)
-            total += 2 * int(inner * np.prod(equation.outvars[0].aval.shape))
-        times = equation.params.get("length", 1)
-        total += times * sum(
-            products(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params)
-        )
-    return total
-
-
 @pytest.mark.parametrize("next_sentence", [True, False])
 @pytest.mark.parametrize("length", [LENGTH, 2 * SLOTS - 1])  # heads read few positions, or many
 def test_forward_flops_equal_the_program(next_sentence, length, monkeypatch):
@@ -59,7 +43,7 @@ def test_forward_flops_equal_the_program(next_sentence, length, monkeypatch):
     def total(params):
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
 
-    counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
+    counted = matrix_flops(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
     pairs = PAIRS if next_sentence else 0
     positions = num_last_block_positions(CONFIG, model.heads, batch)
     assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, positions)

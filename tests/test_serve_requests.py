@@ -121,7 +121,7 @@ REQUEST = {"inputs": "ba [MASK]"}
     [
         (b"", 400, "the request is no JSON"),
         (b"{", 400, "the request is no JSON"),
-        (b"[" * 3000, 400, "the request is no JSON (it is nested too deeply"),
+        (b"[" * 3000, 400, "the request is no JSON"),  # Python 3.11 parses 1,000 levels, 3.13 more
         (b'"\xff"', 400, "the request is not UTF-8"),
         (b"[1]", 400, 'the request has no "inputs"'),
         (b'{"texts": []}', 400, 'the request has no "inputs"'),
