@@ -38,6 +38,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ TOY_LIMIT = 600.0  # seconds; other programs may share the machine of a rehearsa
 
 
 class Measurement(NamedTuple):
-    """What a part does.
+    """Work of a part.
 
     Attributes:
       seconds: expected on an H100; the limit is twice that.
@@ -100,9 +101,6 @@ def run_measurement(name: str, results: parts.Results, toy: bool) -> None:
         if toy:
             os.environ["JAX_PLATFORMS"] = "cpu"
         harness.choose_platforms()
-        from bertjax.cli import jax_setup
-
-        jax_setup.enable_compilation_cache()
     measurement = MEASUREMENTS[name]
     options = dict(measurement.options)
 
@@ -131,6 +129,10 @@ def main() -> None:
         run_measurement(args.worker, results, args.rehearse)
         return
 
+    # Parts share compiled programs. The variables also reach the processes that parts start.
+    cache = os.path.join(tempfile.gettempdir(), "bertjax-bench-compiled")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     # An exception ends the running part and deletes its files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = ["--output", str(args.output), "--budget", "0"]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,8 +182,8 @@ def summarize_trace(directory: pathlib.Path, hlo: str) -> dict[str, Any]:
       hlo: text of the compiled step, which names the operation of a kernel.
 
     Returns:
-      "milliseconds" of device time a step, and "kernels": name, milliseconds a step, calls a step,
-      and the operation where known.
+      "milliseconds" of device time a step, "kernels": name, milliseconds a step, calls a step, and
+      the operation where known; "timelines" of the devices.
     """
     import jax
 
@@ -198,13 +198,20 @@ def summarize_trace(directory: pathlib.Path, hlo: str) -> dict[str, Any]:
         for instruction in instructions
     }
     operation_of: dict[str, str] = {}
-    for event in _kernel_events(jax.profiler.ProfileData.from_file(str(file)).planes):
+    planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
+    for event in _kernel_events(planes):
         times[event.name] += event.duration_ns
         calls[event.name] += 1
         instruction = str(dict(event.stats).get("hlo_op", event.name))
         operation_of[event.name] = operations.get(instruction, "")
     return {
         "milliseconds": sum(times.values()) / 1e6 / PROFILED_STEPS,
+        "timelines": [
+            f"{plane.name}: {line.name}"
+            for plane in planes
+            for line in plane.lines
+            if plane.name.startswith("/device:")
+        ],
         "kernels": [
             {
                 "kernel": name[:120],
@@ -217,9 +224,8 @@ def summarize_trace(directory: pathlib.Path, hlo: str) -> dict[str, Any]:
     }
 
 
-def _kernel_events(planes: Iterable[Any]) -> Iterable[Any]:
+def _kernel_events(planes: Sequence[Any]) -> Iterable[Any]:
     """Yield the events on a GPU's streams, of a TPU's operations, or of a CPU's."""
-    planes = list(planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for line in (line for plane in devices or planes for line in plane.lines):
         if devices and line.name.startswith(("Stream", "XLA Ops")):
