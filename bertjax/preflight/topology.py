@@ -130,6 +130,8 @@ class Topology:
     def devices(self) -> Sequence[jax.Device]:
         """Return the devices; TPUs and GPUs are known to the compiler alone.
 
+        The GPUs of this process are taken if they are those of the topology.
+
         Raises:
           MissingCompilerError: the extra `tpu` or `gpu-preflight` is not installed.
           InputError: the compiler does not know the topology.
@@ -139,6 +141,9 @@ class Topology:
         return self._cpu_devices() if self.tpu is None else self._tpu_devices()
 
     def _gpu_devices(self, gpu: Gpu) -> Sequence[jax.Device]:
+        attached = jax.devices() if jax.default_backend() == "gpu" else []
+        if [device.device_kind for device in attached] == [gpu.device_kind] * self.chips:
+            return attached
         if not has_gpu_compiler():
             raise MissingCompilerError(
                 f"topology={self.name}: the GPU compiler is not installed. "

@@ -82,7 +82,8 @@ def worker_command(args: argparse.Namespace, name: str, *options: str) -> list[s
 
 def child_environment() -> dict[str, str]:
     """Return the environment in which a child process can import this repository."""
-    return os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    paths = str(pathlib.Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def read_reply(command: Sequence[str], **environment: str) -> Any:
@@ -102,6 +103,31 @@ def measure_cost(command: Sequence[str]) -> Cost:
     after, ended = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(ended - started, cpu)
+
+
+def run_work(work: Work, count: int) -> None:
+    """Do the work some times and wait for its end."""
+    wait: object = None
+    for _ in range(count):
+        wait = work()
+    if callable(wait):
+        wait()
+
+
+def median_seconds(work: Work, calls: int, rounds: int = 5, warm_up: int = 3) -> float:
+    """Return the seconds of one call, the median over rounds of several calls.
+
+    Args:
+      calls: calls of a round, which waits for the end of the last one.
+      warm_up: calls before the first round.
+    """
+    run_work(work, warm_up)
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run_work(work, calls)
+        seconds.append((time.perf_counter() - started) / calls)
+    return statistics.median(seconds)
 
 
 def serve_measurements(
@@ -124,10 +150,7 @@ def serve_measurements(
     work = programs[args.worker]()
     for line in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
-        for _ in range(int(line)):
-            wait = work()
-        if callable(wait):
-            wait()
+        run_work(work, int(line))
         spent = time.perf_counter() - wall, time.process_time() - cpu
         replies.write(f"{json.dumps([*spent, memory()])}\n")
         replies.flush()

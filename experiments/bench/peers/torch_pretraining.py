@@ -17,23 +17,16 @@ def parameter_groups(model: Any, weight_decay: float = 0.01) -> list[dict[str, A
     ]
 
 
-def make_step(
-    num_layers: int,
-    hidden_size: int,
-    batch: Mapping[str, np.ndarray],
-    compiled: bool,
-    cores: int,
-    device: str,
-) -> Callable[[], object]:
-    """Return a function that makes an update of `BertForPreTraining`.
+def make_model(num_layers: int, hidden_size: int, name: str, device: str, **options: Any) -> Any:
+    """Return a model of `transformers` with random parameters.
 
-    On a GPU the model computes in bfloat16 and without a mask, so that PyTorch's scaled dot-product
-    attention takes its fastest kernel.
+    Args:
+      name: class of the model.
+      **options: further arguments of the class.
     """
     import torch
     import transformers
 
-    torch.set_num_threads(cores)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     config = transformers.BertConfig(
@@ -42,21 +35,47 @@ def make_step(
         num_attention_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size,
     )
-    on_gpu = device == "cuda"
-    model = transformers.BertForPreTraining(config).train().to(device)
+    return getattr(transformers, name)(config, **options).to(device)
+
+
+def make_step(
+    num_layers: int,
+    hidden_size: int,
+    batch: Mapping[str, np.ndarray],
+    compiled: bool,
+    cores: int,
+    device: str,
+    mask: str = "padding",
+) -> Callable[[], object]:
+    """Return a function that makes an update of `BertForPreTraining`.
+
+    On a GPU it computes in bfloat16 with float32 parameters. Attention is PyTorch's scaled
+    dot-product attention, which chooses its kernel by the mask.
+
+    Args:
+      mask: "none" for full sequences, "padding", or "packing" of several examples.
+    """
+    import torch
+
+    torch.set_num_threads(cores)
+    model = make_model(num_layers, hidden_size, "BertForPreTraining", device).train()
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
     labels = np.full(batch["input_ids"].shape, -100)
     np.put_along_axis(labels, batch["masked_lm_positions"], batch["masked_lm_ids"], 1)
-    inputs = {name: batch[name] for name in ("input_ids", "token_type_ids")}
-    inputs |= {"labels": labels, "next_sentence_label": batch["next_sentence_labels"][:, 0]}
-    if not on_gpu:
-        inputs["attention_mask"] = batch["example_ids"]
-    tensors = {name: torch.from_numpy(array).long().to(device) for name, array in inputs.items()}
+    arrays = {name: batch[name] for name in ("input_ids", "token_type_ids", "position_ids")}
+    arrays |= {"labels": labels, "next_sentence_label": batch["next_sentence_labels"][:, 0]}
+    inputs = {name: torch.from_numpy(array).long() for name, array in arrays.items()}
+    ids = torch.from_numpy(batch["example_ids"]).long()
+    if mask == "padding":
+        inputs["attention_mask"] = ids
+    elif mask == "packing":
+        inputs["attention_mask"] = ids[:, None, :, None] == ids[:, None, None, :]
+    tensors = {name: tensor.to(device) for name, tensor in inputs.items()}
     forward = torch.compile(model) if compiled else model
 
     def step() -> object:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, torch.bfloat16, enabled=on_gpu):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = forward(**tensors).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
