@@ -21,17 +21,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import find_format
+
     if not 0 <= args.port < 2**16:
         raise InputError(f"--port={args.port}: not a port. Name one from 0 to 65535.")
     for library in ("starlette", "uvicorn"):
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library}: not installed. Run pip install 'bertjax[serve]'.")
-    enable_compilation_cache()
+    find_format(args.checkpoint)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.inference.predictor import Predictor
     from bertjax.serving.server import ModelServer, bind_socket
 
+    enable_compilation_cache()
     with bind_socket(args.host, args.port) as listener:
         predictor = Predictor(args.checkpoint)
         server = ModelServer(listener, predictor)

@@ -6,20 +6,15 @@ import re
 import numpy as np
 from etils import epath
 
+from bertjax.formats.detection import BERT_CONFIG_FILE, CHECKPOINT_PREFIX
 from bertjax.formats.huggingface import make_model, parse_bert_config, read_json, to_config_dict
 from bertjax.formats.tensors import NumpyModel
 from data_pipelines.errors import InputError
 
-BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"
 # Variables of the optimizers of google-research/bert and of its successors.
 _OPTIMIZER_VARIABLES = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|global_step|beta[12]_power)"
 )
-
-
-def is_tf1(path: epath.Path) -> bool:
-    """Return whether a directory holds a bert_config.json."""
-    return (path / BERT_CONFIG_FILE).exists()
 
 
 def read(path: epath.Path) -> NumpyModel:
