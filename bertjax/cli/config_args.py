@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import check_exists
+from data_pipelines.paths import check_exists, is_remote
+from data_pipelines.text.tfds import TFDS, check_tfds_installed
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
@@ -46,7 +47,7 @@ def check_config(args: argparse.Namespace, needs_data: bool = True) -> None:
 
     Raises:
       InputError: the configuration file or an option is invalid, or the directory `data.dir` or the
-        model `init` does not exist.
+        model `init` does not exist, or needs a library that is not installed.
     """
     from etils import epath
 
@@ -61,7 +62,11 @@ def check_config(args: argparse.Namespace, needs_data: bool = True) -> None:
     if (init := fields.get("init")) and isinstance(init, str) and not resumes:
         find_format(init)
     directory = data.get("dir") if isinstance(data, Mapping) else None
-    if needs_data and directory and isinstance(directory, str) and ":" not in directory:
+    if not (needs_data and directory and isinstance(directory, str)):
+        return
+    if directory.startswith(TFDS):
+        check_tfds_installed(directory)
+    elif not is_remote(directory):
         # `+` joins corpora.
         for path in [directory] if os.path.exists(directory) else directory.split("+"):
             check_exists(

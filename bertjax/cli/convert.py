@@ -22,10 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
-    from bertjax.formats.detection import find_format
+    from bertjax.formats.detection import check_tensorflow, find_format
 
     check_directory(os.path.dirname(args.target) or ".", "DST")
     args.format_name = args.format_name or find_format(args.source)
+    if args.to == "tf1":
+        check_tensorflow(args.target)
 
 
 def run(args: argparse.Namespace) -> None:

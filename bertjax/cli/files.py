@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 from data_pipelines.paths import atomic_write, check_file, is_remote
 
 if TYPE_CHECKING:
@@ -144,10 +146,17 @@ def as_json(content: object, indent: int | None = None) -> str:
 
 
 def check_buckets(argv: Sequence[str]) -> None:
-    """Raise InputError for a bucket that does not exist: tensorflow would retry for ever."""
+    """Check the buckets in some arguments.
+
+    Raises:
+      InputError: a bucket does not exist, which tensorflow would retry for ever, or no installed
+        library reads buckets.
+    """
     for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
         from etils import epath
 
+        if importlib.util.find_spec("gcsfs") is None:  # etils uses it if tensorflow is missing
+            check_installed(bucket, "tensorflow", install="tensorflow-cpu")
         try:
             exists = epath.Path(bucket).exists()
         except bucket_errors():  # access to objects does not imply access to the bucket itself
@@ -158,7 +167,7 @@ def check_buckets(argv: Sequence[str]) -> None:
 
 def bucket_errors() -> tuple[type[Exception], ...]:
     """Return tensorflow's exceptions for missing permissions in a bucket, which are no OSErrors."""
-    if "tensorflow" not in sys.modules:
+    if not sys.modules.get("tensorflow"):
         return ()
     from tensorflow import errors
 

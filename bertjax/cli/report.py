@@ -2,6 +2,7 @@
 
 import argparse
 
+from data_pipelines.libraries import check_installed
 from data_pipelines.paths import check_exists
 
 ORDER = 100
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
+    check_installed("report", "jinja2", "matplotlib", install="jinja2 matplotlib")
     check_exists(args.directory, "Name a workdir, or the output of evaluate, sweep or prepare.")
 
 

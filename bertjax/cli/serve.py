@@ -1,12 +1,12 @@
 """Serve a model over HTTP, with a page to try it."""
 
 import argparse
-import importlib.util
 
 from bertjax.cli.files import add_checkpoint
 from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 
 ORDER = 72
 EXAMPLE = "bertjax serve --checkpoint runs/smoke"
@@ -27,9 +27,7 @@ def check(args: argparse.Namespace) -> None:
 
     if not 0 <= args.port < 2**16:
         raise InputError(f"--port={args.port}: not a port. Name one from 0 to 65535.")
-    for library in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(library) is None:
-            raise InputError(f"{library}: not installed. Run pip install 'bertjax[serve]'.")
+    check_installed("serve", "starlette", "uvicorn", install="'bertjax[serve]'")
     find_format(args.checkpoint)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from bertjax.cli.files import check_output
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
+from data_pipelines.text.tfds import TFDS, check_tfds_installed
 
 ORDER = 75
 EXAMPLE = (
@@ -42,6 +43,8 @@ def check(args: argparse.Namespace) -> None:
     from bertjax.formats.detection import check_model_exists
 
     check_output(args.output)
+    if args.data.startswith(TFDS):
+        check_tfds_installed(args.data)
     for path in args.checkpoint:
         check_model_exists(path)
 

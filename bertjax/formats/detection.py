@@ -4,6 +4,7 @@ from etils import epath
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 from data_pipelines.paths import check_exists
 
 FORMATS = ("hf", "tf1", "bertjax")
@@ -20,7 +21,8 @@ def find_format(path: epath.PathLike) -> str:
     """Return the format of a model directory, one of `FORMATS`.
 
     Raises:
-      InputError: the directory does not exist or has no known format.
+      InputError: the directory does not exist or has no known format, or its format needs
+        tensorflow, which is not installed.
     """
     path = check_model_exists(path)
     if (path / MANIFEST_FILE).exists() or (path / "checkpoints").exists():
@@ -28,6 +30,7 @@ def find_format(path: epath.PathLike) -> str:
     if _is_huggingface(path):
         return "hf"
     if (path / BERT_CONFIG_FILE).exists():
+        check_tensorflow(path)
         return "tf1"
     if (path / "run.json").exists():
         raise InputError(f"{path}: the run has no checkpoint yet. Let it train further.")
@@ -37,6 +40,11 @@ def find_format(path: epath.PathLike) -> str:
         f"{path}: not a model. Give a directory with config.json and {WEIGHTS}, with "
         f"{BERT_CONFIG_FILE} and {CHECKPOINT_PREFIX}.index, or one of `bertjax train`."
     )
+
+
+def check_tensorflow(path: epath.PathLike) -> None:
+    """Raise InputError if tensorflow, which reads and writes TF1 checkpoints, is not installed."""
+    check_installed(f"{path}: a TF1 checkpoint", "tensorflow", install="tensorflow-cpu")
 
 
 def _is_huggingface(path: epath.Path) -> bool:
