@@ -1,4 +1,4 @@
-"""Parallel map over worker processes with results in order, and groups of items for it."""
+"""Parallel maps over processes and over threads with results in order, and groups of items."""
 
 import contextlib
 import multiprocessing
@@ -84,6 +84,33 @@ def ordered_map(
             yield _wait_for_result(pending.popleft())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # workers end in the background
+
+
+def thread_map(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """Yield the results of a function of each item, in order, computed ahead in threads.
+
+    At most 2 items per thread are read ahead of the result that is yielded. The threads end after
+    their current item if the iterator is closed or deleted, or the function raises an exception.
+    The exception is raised in place of the result.
+
+    Args:
+      function: called in `threads` threads at a time.
+      items: the items, possibly without an end.
+      threads: number of threads.
+    """
+    pool = ThreadPoolExecutor(threads, "thread_map")
+    try:
+        pending: deque[Future[Result]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Worker:

@@ -1,25 +1,45 @@
-"""Local and remote paths, and atomic writes."""
+"""Local and remote paths, and atomic writes.
+
+`etils.epath` is imported where it is used, because its import takes as long as Python's start.
+"""
 
 import contextlib
 import os
 from collections.abc import Iterator
-
-from etils import epath
+from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
 
+if TYPE_CHECKING:
+    from etils import epath
 
-def is_remote(path: epath.PathLike) -> bool:
+
+def is_remote(path: "epath.PathLike") -> bool:
     """Return whether a path is not one of the local file system (`gs://...`)."""
     return "://" in os.fspath(path)
 
 
-def check_file(path: epath.PathLike) -> epath.Path:
+def check_exists(path: "epath.PathLike", fix: str) -> "epath.Path":
+    """Return a path that a user names.
+
+    Raises:
+      InputError: it does not exist; the message ends with `fix`.
+    """
+    from etils import epath
+
+    if not (path := epath.Path(path)).exists():
+        raise InputError(f"{path}: does not exist. {fix}")
+    return path
+
+
+def check_file(path: "epath.PathLike") -> "epath.Path":
     """Return the path of a file that a user names.
 
     Raises:
       InputError: the file does not exist, or it is a directory.
     """
+    from etils import epath
+
     path = epath.Path(path)
     if path.is_dir():
         raise InputError(f"{path}: a directory. Name a file in it.")
@@ -29,7 +49,7 @@ def check_file(path: epath.PathLike) -> epath.Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: epath.PathLike) -> Iterator[epath.Path]:
+def atomic_write(path: "epath.PathLike") -> Iterator["epath.Path"]:
     """Yield a file to write in place of `path`; it replaces `path` at the end of the block.
 
     A reader sees the old content or the new, never a part, even after a power failure: a local
@@ -38,6 +58,8 @@ def atomic_write(path: epath.PathLike) -> Iterator[epath.Path]:
     Args:
       path: local or remote.
     """
+    from etils import epath
+
     path = epath.Path(path)
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -55,13 +77,13 @@ def atomic_write(path: epath.PathLike) -> Iterator[epath.Path]:
         partial.unlink(missing_ok=True)
 
 
-def atomic_write_text(path: epath.PathLike, text: str) -> None:
+def atomic_write_text(path: "epath.PathLike", text: str) -> None:
     """Write a small file, UTF-8, with `atomic_write`."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def _sync(path: epath.Path) -> None:
+def _sync(path: "epath.Path") -> None:
     """Flush a local file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -31,7 +31,7 @@ MINUTES = "tests/test_long_commands.py"
 # Runner, largest number of its commands, pattern of its commands.
 RUNNERS = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
-    (INSTALLED, 8, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
+    (INSTALLED, 10, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
     (MADE, 2, r"make .*"),
     (SERVED, 4, r"bertjax serve .*|curl .*"),
     (STORED, 1, r"bertjax report gs://.*"),

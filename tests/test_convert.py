@@ -12,7 +12,8 @@ from random_models import draw_model
 from run_outputs import answers_of
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
-from bertjax.formats.loading import find_format, read_model
+from bertjax.formats.detection import find_format
+from bertjax.formats.loading import read_model
 from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from bertjax.errors import CommandError
-from bertjax.mesh import distributed, signals
-from bertjax.mesh.distributed import Cluster, find_cluster
+from bertjax.mesh import cluster, distributed, signals
+from bertjax.mesh.cluster import Cluster, find_cluster
 
 
 def test_initialize_distributed_allows_a_single_tpu_process(monkeypatch) -> None:
@@ -24,7 +24,7 @@ def test_initialize_distributed_allows_a_single_tpu_process(monkeypatch) -> None
 def test_find_cluster_returns_none_for_a_single_process(monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(distributed, "on_tpu", lambda: False)
+    monkeypatch.setattr(cluster, "on_tpu", lambda: False)
     assert find_cluster(None, None, None) is None
 
 

@@ -40,7 +40,16 @@ LAYERS = {
 }
 BASE = {
     "bertjax": {"errors", "faults", "version"},
-    "data_pipelines": {"errors", "fields", "parallel", "parsing", "paths", "rampup", "ranges"},
+    "data_pipelines": {
+        "errors",
+        "fields",
+        "libraries",
+        "parallel",
+        "parsing",
+        "paths",
+        "rampup",
+        "ranges",
+    },
 }
 # The entry points of the shell and of Python may import from every layer.
 ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}

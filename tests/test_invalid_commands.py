@@ -65,7 +65,7 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
             {"model__num_attention_heads": 3},
             r"num_attention_heads=3: does not divide hidden_size=64\. Use",
         ),
-        ({"data__dir": "nowhere"}, r"nowhere: does not exist, .*\. Run `bertjax prepare"),
+        ({"data__dir": "nowhere"}, r"nowhere: does not exist\. .* `bertjax prepare"),
         ({"init": "nowhere"}, r"nowhere: does not exist\. Give a workdir"),
         ({"optimizer__name": "sgd"}, r"'sgd': is unknown\. Use one of adamw"),
         ({"mesh__data": 3}, r"mesh: data=3, .* does not fit 8 devices"),
@@ -248,10 +248,13 @@ def test_main_rejects_invalid_arguments(refused, tmp_path, monkeypatch, argument
             ["prepare", *TEXT, "--vocab", "v", "--output", "x", "--workers", "-3"],
             "-3 is less than 0",
         ),
-        (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "lost: no such vocabulary"),
+        (
+            ["prepare", *TEXT, "--vocab", "lost", "--output", "x"],
+            "lost: does not exist. Name a vocabulary",
+        ),
         (["convert", "--to", "hf", "folder", "text.txt/x"], "DST=text.txt: is a file"),
         (["convert", "--to", "hf", "text.txt", "x"], "text.txt: not a model. Give a directory"),
-        (["report", "text.txt"], "text.txt/metrics.jsonl: the file does not exist"),
+        (["report", "folder"], "folder/metrics.jsonl: the file does not exist"),
     ],
 )
 def test_main_names_unusable_paths(refused, tmp_path, monkeypatch, arguments, message):
@@ -262,7 +265,10 @@ def test_main_names_unusable_paths(refused, tmp_path, monkeypatch, arguments, me
     assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
 
 
-def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path) -> None:
+def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in ("a/checkpoints", "b/checkpoints", "other"):
+        (tmp_path / directory).mkdir(parents=True)
     config = load_config(f"{PRETRAIN}:smoke", {}, registry.data_fields())
     command = ["evaluate", *SMOKE, "--output", tmp_path, "--checkpoint"]
     record = tmp_path / "evaluation.json"
@@ -272,13 +278,13 @@ def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path) -> None:
         (["a", "b"], "holds the scores of a/"),
         (["a", "--config.max_seq_length=24"], "holds scores for max_seq_length=32, not 24"),
         (["a", "--config.data.dir=other"], "holds scores for data.dir='', not 'other'"),
-        (["a"], "a: does not exist. Give a workdir"),  # the same evaluation again
-        (["a", "--config.log_every=7"], "a: does not exist. Give a workdir"),
+        (["a"], "a: is neither a checkpoint nor"),  # the same evaluation again
+        (["a", "--config.log_every=7"], "a: is neither a checkpoint nor"),
     ]:
         assert message in refused(*command, *arguments)
     for content in (b"{", b"{}", b"[]", b"\xff"):  # an incomplete record protects nothing
         record.write_bytes(content)
-        assert "b: does not exist" in refused(*command, "b")
+        assert "b: is neither a checkpoint nor" in refused(*command, "b")
 
 
 def test_score_rejects_deeply_nested_json(tmp_path, refused) -> None:

@@ -13,7 +13,7 @@ from conftest import bertjax, process_environment, sample_text
 from toy_tasks import EXPERIMENTS
 
 import bertjax.cli.main as main_module
-from bertjax.cli import preflight, report
+from bertjax.cli import config, preflight
 from bertjax.cli.main import _parser, find_subcommands, main
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
@@ -78,14 +78,14 @@ def test_main_prints_the_version(capsys) -> None:
     assert stop.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
 
 
-def report_program(setup: str) -> str:
-    """Return a program that runs `bertjax report x` after replacing `report.run`."""
-    head = "import os, sys; from bertjax.cli import main, report"
-    return f"{head}\n{setup}\nsys.exit(main.main(['report', 'x']))"
+def config_program(setup: str) -> str:
+    """Return a program that runs `bertjax config` after replacing `config.run`."""
+    head = "import os, sys; from bertjax.cli import config, main"
+    return f"{head}\n{setup}\nsys.exit(main.main(['config']))"
 
 
 def test_main_ends_silently_on_a_closed_pipe() -> None:
-    program = report_program("report.run = lambda args: [print('x' * 999) for _ in range(9999)]")
+    program = config_program("config.run = lambda args: [print('x' * 999) for _ in range(9999)]")
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -104,7 +104,7 @@ def test_only_the_subcommand_preflight_compiles_for_other_devices(monkeypatch) -
         main_module, "choose_platforms", lambda compiles_only: compiles.append(compiles_only)
     )
     _, *preflight_arguments = shlex.split(preflight.EXAMPLE)
-    for module, arguments in ((report, ["report", "preflight"]), (preflight, preflight_arguments)):
+    for module, arguments in ((config, ["config", "preflight"]), (preflight, preflight_arguments)):
         monkeypatch.setattr(module, "run", lambda args: None)
         assert main(arguments) == 0
     assert compiles == [False, True]
@@ -114,19 +114,10 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def test_help_imports_nothing_slow() -> None:
-    done = run_python(
-        "import sys; from bertjax.cli.main import main\n"
-        "try: main(['train', '--help'])\n"
-        "finally: print([name for name in ('jax', 'numpy', 'tensorflow') if name in sys.modules])"
-    )
-    assert done.stdout.startswith("usage: bertjax train") and done.stdout.endswith("[]\n")
-
-
 @pytest.mark.parametrize("error", ["ValueError", "KeyError", "FileNotFoundError", "TypeError"])
 def test_main_keeps_tracebacks_of_faults(error: str) -> None:
-    setup = f"def run(args): raise {error}('by mistake')\nreport.run = run"
-    done = run_python(report_program(setup))
+    setup = f"def run(args): raise {error}('by mistake')\nconfig.run = run"
+    done = run_python(config_program(setup))
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback") and f"{error}: " in done.stderr.splitlines()[-1]
 
@@ -153,14 +144,14 @@ def test_main_reports_user_and_machine_errors_in_one_line(
     def run(args: object) -> None:
         raise error
 
-    monkeypatch.setattr(report, "run", run)
-    assert main(["report", "x"]) == status
+    monkeypatch.setattr(config, "run", run)
+    assert main(["config"]) == status
     output = capsys.readouterr().err
     assert output.startswith("bertjax: ") and "no luck" in output and output.count("\n") == 1
 
 
 def test_main_reports_a_closed_stdout() -> None:
-    program = report_program("report.run = lambda args: (os.fstat(1), print('x'))")
+    program = config_program("config.run = lambda args: (os.fstat(1), print('x'))")
     done = run_python(f"import os; os.close(1); import sys; sys.stdout = None\n{program}")
     assert done.returncode == 1
     assert done.stderr.startswith("bertjax: standard output is closed")

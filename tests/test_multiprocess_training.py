@@ -33,10 +33,11 @@ import dataclasses, pathlib, sys
 from bertjax.tasks import registry
 from bertjax.steps import step_functions
 from bertjax.mesh import distributed
+from bertjax.mesh.cluster import Cluster
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.config.loading import read_config
 number, port, run, copy = sys.argv[1:]
-cluster = distributed.Cluster(f"localhost:{port}", 4, int(number))
+cluster = Cluster(f"localhost:{port}", 4, int(number))
 distributed.initialize_distributed(cluster, handles_preemption=False)
 config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))

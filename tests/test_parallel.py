@@ -1,18 +1,20 @@
 """Parallel map: results in order, errors, and no process left behind."""
 
 import functools
+import itertools
 import multiprocessing
 import operator
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from data_pipelines import parallel
-from data_pipelines.parallel import group_by_size, ordered_map
+from data_pipelines.parallel import group_by_size, ordered_map, thread_map
 
 FIRST = functools.partial(operator.itemgetter, 0)  # makes the function to map
 
@@ -79,6 +81,61 @@ def test_worker_ends_without_error_if_its_parent_is_killed(monkeypatch) -> None:
     os.write(parent_pipe.fileno(), struct.pack("!i", 100) + b"a part")  # an incomplete item
     parent_pipe.close()
     parallel._worker_loop(child_pipe, FIRST)
+
+
+def threads_end() -> bool:
+    """Return whether the threads of every `thread_map` end within seconds."""
+    for _ in range(1000):
+        if not any(thread.name.startswith("thread_map") for thread in threading.enumerate()):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_thread_map_yields_results_in_order(threads: int) -> None:
+    def square(number: int) -> int:
+        time.sleep(0.002 * (number % 3))  # later items are finished first
+        return number**2
+
+    assert list(thread_map(square, range(20), threads)) == [n**2 for n in range(20)]
+    assert threads_end()
+
+
+def test_thread_map_reads_a_bounded_number_of_items_ahead() -> None:
+    items = itertools.count()
+    results = thread_map(lambda item: item, items, 2)
+    assert [next(results) for _ in range(10)] == list(range(10))
+    assert next(items) == 10 + 2 * 2
+    results.close()
+
+
+def test_thread_map_raises_an_error_in_place_of_its_result() -> None:
+    results = thread_map(lambda divisor: 6 // divisor, [3, 2, 0, 1], 2)
+    assert [next(results), next(results)] == [2, 3]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert not list(results) and threads_end()
+
+
+@pytest.mark.parametrize("end", ["close", "delete", "interrupt"])
+def test_thread_map_ends_its_threads(end: str) -> None:
+    called: list[int] = []
+
+    def items() -> Iterator[int]:
+        yield from range(8)
+        raise KeyboardInterrupt
+
+    results = thread_map(called.append, itertools.count() if end != "interrupt" else items(), 2)
+    next(results)
+    if end == "close":
+        results.close()
+    elif end == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            list(results)
+    del results
+    assert threads_end()
+    assert len(called) <= 9  # items that were not begun are dropped
 
 
 def test_group_by_size_ends_a_group_at_the_limit() -> None:

@@ -26,6 +26,7 @@ from pretraining_corpora import (
 from data_pipelines.corpus.shards import read_manifest, read_shard, write_manifest
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences, sequences
+from data_pipelines.pretraining import data as data_module
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -71,6 +72,18 @@ def test_dataset_yields_batches_in_order(corpus, workers):
     assert len(batches) == 26
     for step, batch in enumerate(batches, 25):
         assert_equal(batch, data.batch(step))
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_batches_do_not_depend_on_tensorflow(corpus, monkeypatch, split):
+    data = PretrainingData(corpus, options(workers=3), split)
+    stop = None if split == "eval" else 20
+    monkeypatch.setattr(data_module, "_uses_tf_data", lambda: False)
+    batches = list(data.batches(2, stop))
+    monkeypatch.setattr(data_module, "_uses_tf_data", lambda: True)
+    for batch, other in zip(batches, data.batches(2, stop), strict=True):
+        assert_equal(batch, other)
+    assert len(batches) == (stop or data.steps) - 2
 
 
 def test_dataset_has_static_shapes_and_no_end(corpus):

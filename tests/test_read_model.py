@@ -13,7 +13,8 @@ from model_files import CONFIG, TOKENIZER, assert_same, draw, write_hf
 from random_models import draw_model
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
-from bertjax.formats.loading import find_format, read_model
+from bertjax.formats.detection import find_format
+from bertjax.formats.loading import read_model
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 

@@ -141,7 +141,7 @@ def test_serve_names_an_invalid_port_or_a_missing_library(refused, monkeypatch) 
     assert refused(*command, "--port", "70000").startswith("--port=70000: not a port")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert refused(*command).startswith(
-        "starlette: not installed. Run pip install 'bertjax[serve]'"
+        "serve: needs starlette, which is not installed. Run pip install 'bertjax[serve]'"
     )
 
 

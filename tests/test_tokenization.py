@@ -85,7 +85,7 @@ def test_load_tokenizer_rejects_a_damaged_vocabulary(
 
 
 def test_load_tokenizer_rejects_a_missing_vocabulary(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match=r"none\.txt: no such vocabulary"):
+    with pytest.raises(InputError, match=r"none\.txt: does not exist. Name a vocabulary"):
         load_tokenizer(tmp_path / "none.txt")
     with pytest.raises(InputError, match=r"contains none of vocab\.txt, spm\.model"):
         load_tokenizer(tmp_path)

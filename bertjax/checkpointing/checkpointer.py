@@ -246,7 +246,7 @@ class Checkpointer:
         if path.exists() and not ((path / MANIFEST_FILE).exists() or is_unfinished(path)):
             raise FileExistsError("the directory exists and is not a checkpoint")
         delete_checkpoint(path)
-        check_disk_space(path, state)
+        check_disk_space(path, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
 
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:

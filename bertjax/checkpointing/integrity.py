@@ -5,16 +5,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from typing import Any
 
-import jax
 from etils import epath
 
-from bertjax.checkpointing.state_items import PARAMS_DIR, TRAINING_DIR
 from bertjax.faults import fault_point
 from data_pipelines.paths import atomic_write_text, is_remote
 
-MANIFEST_FILE = "files.json"
+PARAMS_DIR, TRAINING_DIR, MANIFEST_FILE = "params", "training", "files.json"
 _ORBAX_METADATA = "_CHECKPOINT_METADATA"
 _ORBAX_FILES = {_ORBAX_METADATA, "commit_success.txt"}
 _UNFINISHED_NAME = re.compile(r"(\d{8,})\.orbax-checkpoint-tmp.*")
@@ -104,15 +101,15 @@ def delete_checkpoint(path: epath.Path) -> None:
     path.rmtree()
 
 
-def check_disk_space(path: epath.Path, arrays: Any) -> None:
-    """Raise OSError if a local disk has no room for a tree of arrays at the path.
+def check_disk_space(path: epath.Path, num_bytes: int) -> None:
+    """Raise OSError if a local disk has no room for arrays of `num_bytes` at the path.
 
     Orbax would fail only after it has written a part.
     """
     if is_remote(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) + 2e6  # with metadata
+    needed = 1.25 * num_bytes + 2e6  # with metadata
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")

@@ -7,8 +7,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.checkpointing.checkpointer import Checkpointer, CheckpointError, absolute_path
-from bertjax.checkpointing.integrity import MANIFEST_FILE, find_damage, mark_finished
-from bertjax.checkpointing.state_items import PARAMS_DIR, TRAINING_DIR
+from bertjax.checkpointing.integrity import (
+    MANIFEST_FILE,
+    PARAMS_DIR,
+    TRAINING_DIR,
+    find_damage,
+    mark_finished,
+)
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 

@@ -7,7 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax.checkpointing.state_items import PARAMS_DIR
+from bertjax.checkpointing.integrity import PARAMS_DIR
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.errors import InputError
 

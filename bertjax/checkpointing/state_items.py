@@ -9,12 +9,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bertjax.checkpointing.integrity import PARAMS_DIR, TRAINING_DIR
 from bertjax.mesh.feed import to_devices
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.paths import atomic_write_text
 
-PARAMS_DIR, TRAINING_DIR = "params", "training"
 _METRIC_SUMS_FILE = "window.json"
 
 

@@ -8,12 +8,12 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from etils import epath
-
-from bertjax.cli.files import open_output
+from bertjax.cli.files import check_new_file, open_output
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from data_pipelines.fields import Field
 
 ORDER = 25
@@ -56,17 +56,15 @@ def run(args: argparse.Namespace) -> None:
     if not args.output:
         print(text, end="")
         return
-    output = epath.Path(args.output)
-    if output.suffix != ".py":
-        raise InputError(f"--output={output}: not a Python file. Name one that ends in .py.")
-    if output.is_file():
-        raise InputError(f"--output={output}: exists. Name another file, or remove it.")
+    if not args.output.endswith(".py"):
+        raise InputError(f"--output={args.output}: not a Python file. Name one that ends in .py.")
+    check_new_file(args.output)
     with open_output(args.output) as file:
         file.write(text)
-    print(f"{output}: use it by --config {output}.")
+    print(f"{args.output}: use it by --config {args.output}.")
 
 
-def _first_line(file: epath.Path) -> str:
+def _first_line(file: "epath.Path") -> str:
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 

@@ -1,8 +1,7 @@
 """Convert a model from one format to another."""
 
 import argparse
-
-from etils import epath
+import os
 
 from bertjax.cli.files import check_directory
 
@@ -21,16 +20,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="new directory")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import check_tensorflow, find_format
+
+    check_directory(os.path.dirname(args.target) or ".", "DST")
+    args.format_name = args.format_name or find_format(args.source)
+    if args.to == "tf1":
+        check_tensorflow(args.target)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    from etils import epath
+
     from bertjax.checkpointing.lookup import find_checkpoint
-    from bertjax.formats.loading import find_format
     from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
 
-    check_directory(epath.Path(args.target).parent, "DST")
-    format_name = args.format_name or find_format(args.source)
+    format_name = args.format_name
     model = convert(args.source, args.target, format_name, args.to)
     shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bertjax.mesh.distributed import Cluster
+    from bertjax.mesh.cluster import Cluster
 
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +45,6 @@ def initialize_distributed(args: argparse.Namespace, handles_preemption: bool) -
 
 
 def _cluster(args: argparse.Namespace) -> "Cluster | None":
-    from bertjax.mesh import distributed
+    from bertjax.mesh.cluster import find_cluster
 
-    return distributed.find_cluster(args.coordinator_address, args.num_processes, args.process_id)
+    return find_cluster(args.coordinator_address, args.num_processes, args.process_id)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from bertjax.cli.files import check_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file
 
 ORDER = 78
 EXAMPLE = "bertjax embed --checkpoint models/base --input lines.txt --output embeddings.npz"
@@ -59,20 +60,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
-    from bertjax.inference.feature_extraction import Embedder, find_embedding_options
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import check_model_exists
 
     try:
-        layers = tuple(int(layer) for layer in args.layers.split(","))
+        args.layers = tuple(int(layer) for layer in args.layers.split(","))
     except ValueError:
         raise InputError(f"--layers={args.layers}: not numbers. Write -1,-2.") from None
     if args.pooling and args.level != "text":
         raise InputError(f"--pooling={args.pooling}: not for --level={args.level}. Leave it out.")
-    model, options = find_embedding_options(
-        args.checkpoint, layers, args.level, args.pooling, args.normalize
-    )
     check_output(args.output)
+    if args.input != "-":
+        check_file(args.input)
+    check_model_exists(args.checkpoint)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
+    from bertjax.inference.feature_extraction import Embedder, find_embedding_options
+
+    model, options = find_embedding_options(
+        args.checkpoint, args.layers, args.level, args.pooling, args.normalize
+    )
     enable_compilation_cache()
     count = Embedder(model, options).write(_lines(args.input), args.output)
     _log.info("%s: embeddings of %d texts.", args.output, count)

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from etils import epath
-
-from bertjax.cli.config_args import add_config, load
+from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import as_json, check_directory, open_output
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from bertjax.config.config import Config
 
 ORDER = 60
@@ -38,14 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import find_format
+
+    check_directory(args.output, "--output")
+    for path in args.checkpoint:
+        find_format(path)
+    check_config(args)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    from etils import epath
+
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed
     from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
-    check_directory(args.output, "--output")
     config = load(args)
     directory = epath.Path(args.output)
     _check_same_evaluation(directory / EVALUATION_FILE, args.checkpoint, config)
@@ -75,7 +86,9 @@ def run(args: argparse.Namespace) -> None:
         print(f"wrote {names} to {directory}. Next: bertjax report {directory}", file=sys.stderr)
 
 
-def _check_same_evaluation(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
+def _check_same_evaluation(
+    file: "epath.Path", checkpoints: Sequence[str], config: "Config"
+) -> None:
     """Raise InputError if the output holds an evaluation of other checkpoints or other data."""
     from bertjax.workdir.workdir import RESUMABLE_FIELDS, config_difference
 

@@ -20,12 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import find_format
+
+    for path in (args.output, f"{args.output}.json"):
+        check_output(path)
+    find_format(args.checkpoint)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.inference.stablehlo import write_stablehlo
 
-    for path in (args.output, f"{args.output}.json"):
-        check_output(path)
     metadata = write_stablehlo(args.checkpoint, args.output)
     for name in ("inputs", "outputs"):
         arrays = (f"{a['name']} [{', '.join(map(str, a['shape']))}]" for a in metadata[name])

@@ -2,18 +2,20 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TextIO
-
-from etils import epath
+from typing import TYPE_CHECKING, TextIO
 
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 from data_pipelines.paths import atomic_write, check_file, is_remote
-from data_pipelines.text import lines
+
+if TYPE_CHECKING:
+    from etils import epath
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,8 @@ def read_lines(path: str) -> Iterator[str]:
     """
     if path == "-":
         return _standard_input()
+    from data_pipelines.text import lines
+
     return _with_ends(lines.read_lines(check_file(path)))
 
 
@@ -73,13 +77,15 @@ def open_output(path: str) -> Iterator[TextIO]:
         yield file
 
 
-def check_output(path: epath.PathLike) -> None:
+def check_output(path: "epath.PathLike") -> None:
     """Check that a file can be written, before the work whose result it holds.
 
     Raises:
       InputError: the path is a directory or a device, or its directory does not exist or belongs
         to the system (/proc, /sys).
     """
+    from etils import epath
+
     path = epath.Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a directory. Name a file in it.")
@@ -92,7 +98,15 @@ def check_output(path: epath.PathLike) -> None:
     _refuse_system_directory(path)
 
 
-def check_directory(path: epath.PathLike, name: str) -> None:
+def check_new_file(path: str) -> None:
+    """Raise InputError if the file of `--output` exists."""
+    from etils import epath
+
+    if epath.Path(path).is_file():
+        raise InputError(f"--output={path}: exists. Name another file, or remove it.")
+
+
+def check_directory(path: "epath.PathLike", name: str) -> None:
     """Check that a directory exists or can be created.
 
     Args:
@@ -103,6 +117,8 @@ def check_directory(path: epath.PathLike, name: str) -> None:
       InputError: the path or one of its parents is a file or a dangling link, or belongs to the
         system (/proc, /sys).
     """
+    from etils import epath
+
     path = epath.Path(path)
     _refuse_system_directory(path)
     # A bucket has no directories that could be files.
@@ -116,7 +132,7 @@ def check_directory(path: epath.PathLike, name: str) -> None:
             return
 
 
-def _refuse_system_directory(path: epath.Path) -> None:
+def _refuse_system_directory(path: "epath.Path") -> None:
     """Raise InputError for a path in /proc or /sys, where not even root can create files."""
     place = "/" if is_remote(path) else "/".join(os.path.realpath(path).split("/")[:2])
     if place in ("/proc", "/sys"):
@@ -130,8 +146,17 @@ def as_json(content: object, indent: int | None = None) -> str:
 
 
 def check_buckets(argv: Sequence[str]) -> None:
-    """Raise InputError for a bucket that does not exist: tensorflow would retry for ever."""
+    """Check the buckets in some arguments.
+
+    Raises:
+      InputError: a bucket does not exist, which tensorflow would retry for ever, or no installed
+        library reads buckets.
+    """
     for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
+        from etils import epath
+
+        if importlib.util.find_spec("gcsfs") is None:  # etils uses it if tensorflow is missing
+            check_installed(bucket, "tensorflow", install="tensorflow-cpu")
         try:
             exists = epath.Path(bucket).exists()
         except bucket_errors():  # access to objects does not imply access to the bucket itself
@@ -142,7 +167,7 @@ def check_buckets(argv: Sequence[str]) -> None:
 
 def bucket_errors() -> tuple[type[Exception], ...]:
     """Return tensorflow's exceptions for missing permissions in a bucket, which are no OSErrors."""
-    if "tensorflow" not in sys.modules:
+    if not sys.modules.get("tensorflow"):
         return ()
     from tensorflow import errors
 

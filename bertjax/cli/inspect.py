@@ -3,9 +3,10 @@
 import argparse
 import functools
 
-from bertjax.cli.config_args import add_config, load
+from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.files import check_output
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_exists
 
 ORDER = 30
 EXAMPLE = "bertjax inspect --config pretraining:smoke,data=corpora/mine --steps 1"
@@ -32,13 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", action="store_true", help="print a table of parameters instead")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
     if args.corpus:
         for word in args.argv:
             if word.startswith("--") and not word.startswith("--corpus"):
                 flag = word.partition("=")[0]
                 raise InputError(f"{flag}: belongs to a run, not to --corpus. Leave it out.")
+        check_exists(args.corpus, "Name a corpus that `bertjax prepare` wrote.")
+        return
+    if args.start < 0:
+        raise InputError(f"--start={args.start}: not a step. Steps count from 0.")
+    if not 0 <= args.process_id < args.num_processes:
+        raise InputError(
+            f"--process-id={args.process_id}: not below --num-processes={args.num_processes}. "
+            "Count from 0."
+        )
+    if args.sequences < 1:
+        raise InputError(f"--sequences={args.sequences}: below 1. Give at least 1.")
+    if args.output:
+        check_output(args.output)
+    check_config(args, needs_data=not args.params)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
+    if args.corpus:
         from bertjax.reports.corpus import describe_corpus
 
         for line in describe_corpus(args.corpus):
@@ -46,22 +66,11 @@ def run(args: argparse.Namespace) -> None:
         return
     from bertjax.inference.inspection import parameter_table, save_batches, show_batches
 
-    start, steps, max_sequences = args.start, args.steps, args.sequences
-    num_processes, process_id = args.num_processes, args.process_id
-    if start < 0:
-        raise InputError(f"--start={start}: not a step. Steps count from 0.")
-    if not 0 <= process_id < num_processes:
-        raise InputError(
-            f"--process-id={process_id}: not below --num-processes={num_processes}. Count from 0."
-        )
-    if max_sequences < 1:
-        raise InputError(f"--sequences={max_sequences}: below 1. Give at least 1.")
-    config = load(args)
+    selection = load(args), args.start, args.steps, args.num_processes, args.process_id
     if args.params:
-        print(parameter_table(config))
+        print(parameter_table(selection[0]))
     elif args.output:
-        check_output(args.output)
-        save_batches(config, start, steps, num_processes, process_id, args.output)
+        save_batches(*selection, args.output)
     else:
-        for text in show_batches(config, start, steps, num_processes, process_id, max_sequences):
+        for text in show_batches(*selection, args.sequences):
             print(text)

@@ -1,17 +1,18 @@
 """JAX settings of subcommands: platforms and the compilation cache."""
 
 import glob
-import importlib.metadata
 import importlib.util
 import logging
 import os
 import pathlib
 import sys
 import types
-
-from etils import epath
+from typing import TYPE_CHECKING
 
 from data_pipelines.paths import is_remote
+
+if TYPE_CHECKING:
+    from etils import epath
 
 _log = logging.getLogger("bertjax")
 
@@ -38,9 +39,11 @@ def choose_platforms(compiles_only: bool) -> None:
       compiles_only: the command compiles for accelerators, and leaves those that are here to
         others.
     """
+    from importlib import metadata  # takes as long as the other imports of this module
+
     if compiles_only:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    plugins = {plugin.name for plugin in metadata.entry_points(group="jax_plugins")}
     if plugins - _CUDA_PLUGINS:  # of other devices: leave the choice to JAX
         return
     if has_device_files():
@@ -59,7 +62,7 @@ def choose_platforms(compiles_only: bool) -> None:
         sys.modules.setdefault(stub.__name__, stub)
 
 
-def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
+def enable_compilation_cache(workdir: "epath.PathLike | None" = None) -> None:
     """Enable JAX's persistent compilation cache.
 
     The cache is JAX_COMPILATION_CACHE_DIR, if that is set. Otherwise it is in the workdir, if that
@@ -77,7 +80,7 @@ def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     if workdir is not None and (is_remote(workdir) or jax.process_count() > 1):
-        cache_dir = os.fspath(epath.Path(workdir) / "compiled")
+        cache_dir = os.path.join(workdir, "compiled")
         if is_remote(workdir):  # XLA writes its own caches only to local files
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     elif jax.process_count() > 1:

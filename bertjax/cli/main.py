@@ -11,8 +11,9 @@ Exit status:
 
 A subcommand is a module of this package that defines `ORDER`, its place in the list. It also has a
 docstring (the first line is its help text), `EXAMPLE` (a command that runs),
-`add_arguments(parser)`, and `run(args)`. Slow imports, JAX above all, belong in `run`, so that help
-and usage errors stay quick.
+`add_arguments(parser)`, and `run(args)`. It may define `check(args)`, which rejects unusable
+arguments and missing paths before `run`. Only `run` imports JAX, NumPy or tensorflow: help and
+errors of arguments and paths take a fraction of a second. `tests/test_startup.py` checks it.
 """
 
 import argparse
@@ -88,7 +89,6 @@ def _parse_and_run(argv: Sequence[str]) -> int:
         return 2
     args, extra = _parser().parse_known_args(argv)
     args.argv = argv
-    choose_platforms(compiles_only=args.subcommand == "preflight")
     run = functools.partial(_run_subcommand, args, extra)
     # A child that fails must end at once: JAX's exit would wait for processes that wait for it.
     return child_process.run_as_child(run) if child_process.is_child() else run()
@@ -120,6 +120,8 @@ def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
     try:
         check_buckets(args.argv)
         args.overrides = args.parse_extra_args(extra)
+        args.check(args)
+        choose_platforms(compiles_only=args.subcommand == "preflight")
         if "coordinator_address" in args:
             status = run_in_child_if_distributed(args)
             if status is not None:
@@ -211,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(
             subcommand=name,
+            check=getattr(module, "check", lambda args: None),
             run=module.run,
             parse_extra_args=reject_unknown_arguments,  # `add_config` replaces it
         )

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from bertjax.cli.files import add_checkpoint, as_json, open_output, read_lines
+from bertjax.cli.files import add_checkpoint, as_json, check_output, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import check_file, is_remote
 
 if TYPE_CHECKING:
     from bertjax.tasks.pipeline import Pipeline, PredictInput
@@ -53,10 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
-    from bertjax.inference.predictor import Predictor
-    from bertjax.tasks.pipeline import predict_arguments
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import find_format
 
     if not all(text.strip() for text in args.text or ()):
         raise InputError("--text: empty. Write a text.")
@@ -68,6 +67,20 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(
             f"--output={args.output}: is the input, which would be lost. Name another."
         )
+    for text in args.field or ():
+        _parse_field(text)
+    if args.input not in (None, "-"):
+        check_file(args.input)
+    if args.output != "-":
+        check_output(args.output)
+    find_format(args.checkpoint)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
+    from bertjax.inference.predictor import Predictor
+    from bertjax.tasks.pipeline import predict_arguments
+
     enable_compilation_cache()
     read_inputs = _input_reader(args)
     batch_size = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE
@@ -99,7 +112,7 @@ def _resolve_path(path: str) -> str:
 def _input_reader(
     args: argparse.Namespace,
 ) -> Callable[["Pipeline[Any]"], Iterable["PredictInput"]]:
-    """Return a function that reads the inputs for a pipeline; a missing file is an error here."""
+    """Return a function that reads the inputs for a pipeline."""
     from bertjax.tasks.pipeline import PredictInput
     from data_pipelines.finetuning.table import is_table, read_table
 

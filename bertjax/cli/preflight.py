@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from bertjax.cli.config_args import add_config, load
+from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.files import check_output, open_output
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
@@ -43,6 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    if args.json:
+        check_output(args.json)
+    if args.search and args.parallel_runs:
+        raise InputError("--search: searches for a single run. Leave --parallel-runs out.")
+    check_config(args, needs_data=False)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.preflight.analysis import preflight
@@ -50,11 +59,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.preflight.search import suggested_fixes
     from bertjax.preflight.topology import Topology
 
-    if args.json:
-        check_output(args.json)
     topology, config = Topology(args.topology), load(args)
-    if args.search and args.parallel_runs:
-        raise InputError("--search: searches for a single run. Leave --parallel-runs out.")
     report = (
         _search_batch_size(config, topology)
         if args.search

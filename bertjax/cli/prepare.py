@@ -5,7 +5,9 @@ import sys
 
 from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import check_directory
-from bertjax.cli.text_args import add_text, nonnegative_int, read_options
+from bertjax.cli.text_args import add_text, check_text, nonnegative_int, read_options
+from data_pipelines.paths import check_exists
+from data_pipelines.vocabulary.special_tokens import VOCABULARY_FIX
 
 ORDER = 20
 EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
@@ -50,6 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    if not args.runner:
+        reject_unknown_arguments(args.overrides)
+    check_directory(args.output, "--output")
+    check_exists(args.vocab, VOCABULARY_FIX)
+    check_text(args)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from data_pipelines.corpus.filters import Filters
@@ -57,9 +68,6 @@ def run(args: argparse.Namespace) -> None:
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
-    if not args.runner:
-        reject_unknown_arguments(args.overrides)
-    check_directory(args.output, "--output")
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
     options = CorpusOptions(
         args.eval_fraction,

@@ -2,6 +2,9 @@
 
 import argparse
 
+from data_pipelines.libraries import check_installed
+from data_pipelines.paths import check_exists
+
 ORDER = 100
 EXAMPLE = "bertjax report runs/smoke"
 
@@ -11,6 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", metavar="DIR", help="workdir, or the output of evaluate, sweep or prepare"
     )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    check_installed("report", "jinja2", "matplotlib", install="jinja2 matplotlib")
+    check_exists(args.directory, "Name a workdir, or the output of evaluate, sweep or prepare.")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file
 
 ORDER = 80
 EXAMPLE = (
@@ -30,14 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    if args.null_odds and args.benchmark != "squad":
+        raise InputError("--null-odds: every question of CMRC has an answer. Leave it out.")
+    for path in filter(None, (args.data, args.predictions, args.null_odds)):
+        check_file(path)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     if args.benchmark == "squad":
         from bertjax.tasks.question_answering import metrics as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
-    elif args.null_odds:
-        raise InputError("--null-odds: every question of CMRC has an answer. Leave it out.")
     else:
         from bertjax.tasks.question_answering import cmrc
 

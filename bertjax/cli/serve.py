@@ -1,12 +1,12 @@
 """Serve a model over HTTP, with a page to try it."""
 
 import argparse
-import importlib.util
 
 from bertjax.cli.files import add_checkpoint
 from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 
 ORDER = 72
 EXAMPLE = "bertjax serve --checkpoint runs/smoke"
@@ -21,17 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import find_format
+
     if not 0 <= args.port < 2**16:
         raise InputError(f"--port={args.port}: not a port. Name one from 0 to 65535.")
-    for library in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(library) is None:
-            raise InputError(f"{library}: not installed. Run pip install 'bertjax[serve]'.")
-    enable_compilation_cache()
+    check_installed("serve", "starlette", "uvicorn", install="'bertjax[serve]'")
+    find_format(args.checkpoint)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.inference.predictor import Predictor
     from bertjax.serving.server import ModelServer, bind_socket
 
+    enable_compilation_cache()
     with bind_socket(args.host, args.port) as listener:
         predictor = Predictor(args.checkpoint)
         server = ModelServer(listener, predictor)

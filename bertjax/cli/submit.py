@@ -3,11 +3,10 @@
 import argparse
 from collections.abc import Iterator
 
-from etils import epath
-
 from bertjax.cli.files import check_output
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
+from data_pipelines.text.tfds import TFDS, check_tfds_installed
 
 ORDER = 75
 EXAMPLE = (
@@ -39,11 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the subcommand."""
-    from bertjax.tasks.sequence_classification.glue_submission import build_submission
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    from bertjax.formats.detection import check_model_exists
 
     check_output(args.output)
+    if args.data.startswith(TFDS):
+        check_tfds_installed(args.data)
+    for path in args.checkpoint:
+        check_model_exists(path)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
+    from etils import epath
+
+    from bertjax.tasks.sequence_classification.glue_submission import build_submission
+
     enable_compilation_cache()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}

@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertjax.cli.config_args import add_config, load
+from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import check_directory
 from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.html.tables import align_columns
+from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
@@ -49,16 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    check_directory(args.workdir, "--workdir")
+    if args.runs_per_device < 1:
+        raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
+    check_config(args)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.mesh import distributed
     from bertjax.sweeps.grid import make_trials
     from bertjax.sweeps.sweep import sweep
-    from data_pipelines.errors import InputError
 
-    check_directory(args.workdir, "--workdir")
-    if args.runs_per_device < 1:
-        raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
     overrides = dict(args.overrides)
 
     def load_with_fields(fields: Mapping[str, str]) -> "Config":

@@ -51,6 +51,18 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument("--output", required=True, help=output)
 
 
+def check_text(args: argparse.Namespace) -> None:
+    """Check the arguments of `add_text`, and that every input exists.
+
+    Raises:
+      InputError: an argument is invalid, or an input does not exist or is named twice.
+    """
+    from data_pipelines.text.sources import resolve_inputs
+
+    read_options(args)
+    resolve_inputs(args.input)
+
+
 def read_options(args: argparse.Namespace) -> "ReadOptions":
     """Return the options for reading text.
 

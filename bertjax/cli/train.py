@@ -2,7 +2,7 @@
 
 import argparse
 
-from bertjax.cli.config_args import add_config, load
+from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import check_directory
 from bertjax.cli.jax_setup import enable_compilation_cache
@@ -26,12 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    check_directory(args.workdir, "--workdir")
+    check_config(args)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.training.setup import make_trainer
     from bertjax.training.trackers import make_tracker
 
-    check_directory(args.workdir, "--workdir")
     config = load(args)
     trackers = [make_tracker(args.report_to, config, args.workdir)] if args.report_to else []
     initialize_distributed(args, handles_preemption=True)

@@ -1,11 +1,16 @@
 """Train a vocabulary on text."""
 
 import argparse
+import os
 
-from etils import epath
-
-from bertjax.cli.files import check_directory
-from bertjax.cli.text_args import add_text, nonnegative_int, parse_fraction, read_options
+from bertjax.cli.files import check_directory, check_new_file
+from bertjax.cli.text_args import (
+    add_text,
+    check_text,
+    nonnegative_int,
+    parse_fraction,
+    read_options,
+)
 from data_pipelines.errors import InputError
 
 ORDER = 10
@@ -40,19 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=nonnegative_int, help="counting processes (one a core)")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    check_directory(os.path.dirname(args.output) or ".", "--output")
+    check_new_file(args.output)
+    if not 0 < parse_fraction("--sample", args.sample) <= 1:
+        raise InputError(f"--sample={args.sample}: not in (0%, 100%]. Give a fraction such as 10%.")
+    check_text(args)
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from data_pipelines.text.sources import read_documents, resolve_inputs
+    from data_pipelines.text.sources import read_documents
     from data_pipelines.vocabulary.counting import sample_documents
     from data_pipelines.vocabulary.training import train_vocabulary
 
-    check_directory(epath.Path(args.output).parent, "--output")
-    if epath.Path(args.output).is_file():
-        raise InputError(f"--output={args.output}: exists. Name another file, or remove it.")
     options, fraction = read_options(args), parse_fraction("--sample", args.sample)
-    if not 0 < fraction <= 1:
-        raise InputError(f"--sample={args.sample}: not in (0%, 100%]. Give a fraction such as 10%.")
-    resolve_inputs(args.input)  # all at once: no input may be named twice
     # With an exponent of 1 all inputs are one corpus.
     groups = [[glob] for glob in args.input] if args.sampling_alpha != 1 else [args.input]
     corpora = [

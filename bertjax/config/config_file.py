@@ -9,6 +9,8 @@ printed. The file may be remote. The name of a built-in configuration, such as `
 stands for its file.
 """
 
+import ast
+import copy
 import difflib
 import inspect
 import pathlib
@@ -85,6 +87,36 @@ def run_config_file(spec: str) -> dict[str, Any]:
     except ValueError as error:  # the error for invalid options, see the module docstring
         raise InputError(str(error)) from error
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
+
+
+def override_fields(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dictionaries of fields, some of which are replaced or added.
+
+    Args:
+      fields: as `run_config_file` returns them.
+      overrides: dotted field name -> new value, or its text as a Python literal.
+
+    Raises:
+      InputError: a section of a field's name is a value.
+    """
+    result = copy.deepcopy(dict(fields))
+    for path, value in overrides.items():
+        *names, field = path.split(".")
+        section = result
+        for name in names:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise InputError(f"{path}={value!r}: {name} is a value, not a section. Remove it.")
+        section[field] = _parse_literal(value) if isinstance(value, str) else value
+    return result
+
+
+def _parse_literal(text: str) -> Any:
+    """Return the value of a Python literal, or the text if it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def _parse_options(

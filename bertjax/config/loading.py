@@ -4,8 +4,6 @@
 (`--config.a.b=value`) and returns a frozen `Config`. An unknown field is an error.
 """
 
-import ast
-import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -14,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.config.config_file import run_config_file
+from bertjax.config.config_file import override_fields, run_config_file
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from data_pipelines.errors import InputError
@@ -56,9 +54,7 @@ def load_config(
     Raises:
       InputError: an option, field or task is unknown, or a value has the wrong type.
     """
-    raw = run_config_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
-    for name, value in overrides.items():
-        _set_field(raw, name, _parse_literal(value) if isinstance(value, str) else value)
+    raw = override_fields(run_config_file(spec) if isinstance(spec, str) else spec, overrides)
     model, init = raw.get("model", {}), raw.get("init")
     inherits = isinstance(model, Mapping) and "hidden_size" not in model
     if load_model_config and inherits and init and isinstance(init, str):
@@ -120,20 +116,3 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path}: is not a configuration. Use a file that a run wrote.")
     return raw
-
-
-def _parse_literal(text: str) -> Any:
-    """Return the value of a Python literal, or the text if it is none."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _set_field(raw: dict[str, Any], name: str, value: Any) -> None:
-    *sections, field = name.split(".")
-    for section in sections:
-        raw = raw.setdefault(section, {})
-        if not isinstance(raw, dict):
-            raise InputError(f"{name}={value!r}: {section} is a value, not a section. Remove it.")
-    raw[field] = value

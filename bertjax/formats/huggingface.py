@@ -12,6 +12,7 @@ import safetensors
 from etils import epath
 from safetensors.numpy import save as save_safetensors
 
+from bertjax.formats.detection import TORCH_WEIGHTS, WEIGHTS
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.model.bert_config import BertConfig
@@ -22,7 +23,6 @@ from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokenizer
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
-WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # Fields of config.json that BertConfig has under the same names.
 _FIELDS = (
     "vocab_size",
@@ -47,12 +47,6 @@ _DTYPES: dict[str, Any] = {
     "I64": np.int64,
     "I32": np.int32,
 }
-
-
-def is_huggingface(path: epath.Path) -> bool:
-    """Return whether a directory holds weights under Hugging Face's file names."""
-    names = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
-    return any((path / name).exists() for name in names)
 
 
 def read(path: epath.Path) -> NumpyModel:

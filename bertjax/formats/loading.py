@@ -7,11 +7,11 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
 from bertjax.config.loading import read_model_config
 from bertjax.formats import huggingface, tf1
+from bertjax.formats.detection import BERT_CONFIG_FILE, find_format
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
@@ -21,35 +21,9 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-FORMATS = ("hf", "tf1", "bertjax")
 _MIN_VOCAB_FRACTION = 0.9  # of vocab_size; some models round it up
 _log = logging.getLogger("bertjax")
 LABELS_FILE = "labels.json"  # in a checkpoint of bertjax
-
-
-def find_format(path: epath.PathLike) -> str:
-    """Return the format of a model directory, one of `FORMATS`.
-
-    Raises:
-      InputError: the directory does not exist or has no known format.
-    """
-    path = epath.Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: does not exist. Give a workdir or a model directory.")
-    if (path / MANIFEST_FILE).exists() or (path / "checkpoints").exists():
-        return "bertjax"
-    if huggingface.is_huggingface(path):
-        return "hf"
-    if tf1.is_tf1(path):
-        return "tf1"
-    if (path / "run.json").exists():
-        raise InputError(f"{path}: the run has no checkpoint yet. Let it train further.")
-    if (path / "best" / MANIFEST_FILE).exists():
-        raise InputError(f"{path}: holds a sweep. Name its best model, {path / 'best'}.")
-    raise InputError(
-        f"{path}: not a model. Give a directory with config.json and {huggingface.WEIGHTS}, with "
-        f"{tf1.BERT_CONFIG_FILE} and {tf1.CHECKPOINT_PREFIX}.index, or one of `bertjax train`."
-    )
 
 
 def find_tokenizer(path: epath.PathLike) -> Tokenizer:
@@ -71,7 +45,7 @@ def find_bert_config(path: epath.PathLike) -> BertConfig:
     if format_name == "bertjax":
         # Checkpoints of a run have one shape: processes need not agree on the newest intact one.
         return read_model_config(find_unverified_checkpoint(path) / "config.json")
-    name = "config.json" if format_name == "hf" else tf1.BERT_CONFIG_FILE
+    name = "config.json" if format_name == "hf" else BERT_CONFIG_FILE
     return huggingface.parse_bert_config(huggingface.read_json(path / name), path)
 
 
@@ -118,7 +92,7 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
 
     Args:
       path: model directory, checkpoint or workdir.
-      format_name: one of `FORMATS`; detected by default.
+      format_name: one of `detection.FORMATS`; detected by default.
 
     Raises:
       InputError: the path is not a model, or bertjax cannot compute it.

@@ -6,28 +6,24 @@ import re
 import numpy as np
 from etils import epath
 
+from bertjax.formats.detection import BERT_CONFIG_FILE, CHECKPOINT_PREFIX, check_tensorflow
 from bertjax.formats.huggingface import make_model, parse_bert_config, read_json, to_config_dict
 from bertjax.formats.tensors import NumpyModel
 from data_pipelines.errors import InputError
 
-BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"
 # Variables of the optimizers of google-research/bert and of its successors.
 _OPTIMIZER_VARIABLES = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|global_step|beta[12]_power)"
 )
 
 
-def is_tf1(path: epath.Path) -> bool:
-    """Return whether a directory holds a bert_config.json."""
-    return (path / BERT_CONFIG_FILE).exists()
-
-
 def read(path: epath.Path) -> NumpyModel:
     """Read a model, without the optimizer's variables.
 
     Raises:
-      InputError: the model is not BERT, or a file is missing or damaged.
+      InputError: the model is not BERT, a file is missing or damaged, or tensorflow is missing.
     """
+    check_tensorflow(path)
     import tensorflow as tf  # takes seconds to import
 
     config_dict = read_json(path / BERT_CONFIG_FILE)
@@ -53,9 +49,10 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     google-research/bert rejects.
 
     Raises:
-      InputError: `layer_norm_eps` is not 1e-12, the model is causal, or its tokenizer is not
-        WordPiece; or as `NumpyModel.named_arrays`.
+      InputError: `layer_norm_eps` is not 1e-12, the model is causal, its tokenizer is not
+        WordPiece, or tensorflow is missing; or as `NumpyModel.named_arrays`.
     """
+    check_tensorflow(path)
     import tensorflow as tf
 
     for name, required in (("layer_norm_eps", 1e-12), ("causal", False)):

@@ -65,13 +65,12 @@ def run_as_child(run: Callable[[], int]) -> int:
     At exit JAX waits for the other processes, which wait for this one inside a step, until it
     aborts. Only a failure that may be the loss of another process is left to JAX.
     """
-    import jax  # not at the start: usage errors and help need no JAX
-
     try:
         status = run()
-    except jax.errors.JaxRuntimeError:
-        raise
-    except Exception:
+    except Exception as error:
+        jax = sys.modules.get("jax")  # not imported yet by a command that fails at once
+        if jax and isinstance(error, jax.errors.JaxRuntimeError):
+            raise
         traceback.print_exc()
         status = 1
     if status not in (0, EXIT_RESTART):

@@ -1,6 +1,7 @@
 """HTTP server of a model: `GET /`, `GET /health` and `POST /predict`."""
 
 import asyncio
+import importlib.util
 import json
 import logging
 import re
@@ -26,11 +27,14 @@ from bertjax.serving.requests import Limits, RequestRejectedError, parse_request
 from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
 
+_log = logging.getLogger("bertjax")
+
 # The page requests nothing from other servers, and no other page may show it in a frame.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'"
 )
+_NO_PAGE = "This server answers POST /predict. To try it on this page, run pip install jinja2."
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SHUTDOWN_SECONDS = 8  # for accepted requests, within the grace period of a command
 
@@ -168,7 +172,13 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
 
 
 def render_page(predictor: Predictor) -> str:
-    """Return the web page of a model: a form for an input, and the model's answer."""
+    """Return the web page of a model: a form for an input, and the model's answer.
+
+    Without Jinja2 the page is a sentence.
+    """
+    if importlib.util.find_spec("jinja2") is None:
+        _log.info("%s", _NO_PAGE)
+        return _NO_PAGE
     path, fields = predictor.path, predictor.pipeline.form_fields()
     return render_template(
         "server.html.j2",

@@ -224,8 +224,7 @@ class PretrainingTask(Task):
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         """Return the masked batches of the corpora."""
-        batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
-        return batches
+        return self.data.batches(start, stop)
 
     def eval_sets(self) -> Sequence[EvalSet]:
         """Return one eval set for each corpus with an eval split."""
@@ -260,8 +259,7 @@ class PretrainingEvalSet:
 
     def batches(self) -> Iterable[HostBatch]:
         """Return this process's sequences of each batch."""
-        batches = self._data.dataset().as_numpy_iterator()
-        return itertools.islice(batches, self._num_batches or None)
+        return itertools.islice(self._data.batches(), self._num_batches or None)
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `mlm_perplexity`, and sequences with their predictions if outputs have them."""

@@ -18,7 +18,8 @@ from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import check_params, load_params, read_param_shapes
 from bertjax.config.config import Config
 from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
-from bertjax.formats.loading import find_format, read_labels, read_model
+from bertjax.formats.detection import find_format
+from bertjax.formats.loading import read_labels, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import to_devices

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 
 # 14 bands of 8 MinHash values find half of the pairs of documents that share 75% of their five-word
 # shingles, and nearly all that share 85% (Lee et al. 2022, "Deduplicating Training Data").
@@ -47,11 +47,7 @@ class Filters:
                 f"min_document_tokens={self.min_document_tokens}: below the minimum. Use at least "
                 "1."
             )
-        for library in self._required_libraries():
-            if importlib.util.find_spec(library) is None:
-                raise InputError(
-                    f"{library}: not installed. Install it with pip install 'bertjax[filters]'."
-                )
+        check_installed("corpus filter", *self._required_libraries(), install="'bertjax[filters]'")
         if self.languages:
             known = _known_languages()
             for code in self.languages.split("+"):

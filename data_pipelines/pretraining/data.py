@@ -3,11 +3,15 @@
 `PretrainingData.batch(step)` is a pure function of the corpora, the options and the step. A global
 batch does not depend on the number of processes or workers, nor on where a run was resumed.
 `mixture` selects the corpus of each sequence. `corpus_sequences` locates and draws the sequences of
-a corpus, and `sequences` writes the arrays. `dataset` makes batches ahead of time, in threads of
-tf.data.
+a corpus, and `sequences` writes the arrays. `batches` makes batches ahead of time, in threads of
+tf.data or of Python.
 """
 
 import contextlib
+import functools
+import importlib.util
+import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +19,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parallel import thread_map
 from data_pipelines.pretraining import sequences
 from data_pipelines.pretraining.corpus_sequences import Broadcast, Corpus, CorpusSequences
 from data_pipelines.pretraining.mixture import Mixture, mixture_proportions
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 CORPUS_SEPARATOR = "+"  # between the directories of several corpora
+_log = logging.getLogger("data_pipelines")
 _DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
 
 
@@ -137,13 +143,25 @@ class PretrainingData:
             self._prefetch_chunks(step)
         return make_batch_arrays(parts, batch_size, self.options, self.tokenizer)
 
-    def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
-        """Return the batches of steps start .. stop - 1, made ahead of time in `workers` threads.
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Return an iterator over the batches of steps start .. stop - 1.
+
+        `workers` threads make them ahead of time: those of tf.data where tensorflow is installed,
+        and of a thread pool elsewhere. They end when the iterator is deleted.
 
         Args:
           start: first step.
           stop: None for no end, or for the end of the eval split.
         """
+        if _uses_tf_data():
+            batches: Iterator[dict[str, np.ndarray]] = self.dataset(start, stop).as_numpy_iterator()
+            return batches
+        stop = self.steps if stop is None else stop
+        steps = itertools.count(start) if stop is None else range(start, stop)
+        return thread_map(self.batch, steps, self.options.threads)
+
+    def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
+        """Return `batches` as a data set of tf.data."""
         import tensorflow as tf  # takes seconds to import
 
         with contextlib.suppress(RuntimeError):  # raised if TensorFlow is already initialized
@@ -220,6 +238,15 @@ class PretrainingData:
             counts = self._mixture.count_by_corpus(stream, position, turns * size)
             for source, before, count in zip(self._sources, *counts, strict=True):
                 source.prefetch(stream, int(before), int(before + count))
+
+
+@functools.cache
+def _uses_tf_data() -> bool:
+    """Return whether tf.data makes the batches, and log it once."""
+    installed = importlib.util.find_spec("tensorflow") is not None
+    reason = "tf.data" if installed else "a thread pool, as tensorflow is not installed"
+    _log.info("batches are made by %s.", reason)
+    return installed
 
 
 def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:

@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 
 _BLOCK = 1 << 16  # bytes read at a time
 
@@ -51,6 +52,12 @@ def read_lines(
     yield from _decode(path, b"".join(parts), offset, on_error)
 
 
+def check_readable(path: str) -> None:
+    """Raise InputError if a compressed file needs a library that is not installed."""
+    if path.endswith(".zst"):
+        check_installed(path, "zstandard", install="zstandard")
+
+
 def _decode(
     path: epath.Path, content: bytes, offset: int, on_error: Callable[[InputError], None]
 ) -> Iterator[str]:
@@ -76,6 +83,7 @@ def _decode(
 
 
 def _blocks(path: epath.Path) -> Iterator[bytes]:
+    check_readable(str(path))
     new_decompressor = _DECOMPRESSORS.get(path.suffix)
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(_BLOCK), b"")

@@ -29,8 +29,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json, parse_object
 from data_pipelines.paths import is_remote
 from data_pipelines.text import arrow_tables, builtin
-from data_pipelines.text.lines import read_lines
-from data_pipelines.text.tfds import TFDS, read_tfds_records
+from data_pipelines.text.lines import check_readable, read_lines
+from data_pipelines.text.tfds import TFDS, check_tfds_installed, read_tfds_records
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +81,19 @@ def read_documents(
 
 
 def resolve_inputs(inputs: Sequence[str]) -> list[str]:
-    """Return the inputs with directories and patterns replaced by their existing files."""
+    """Return the inputs with directories and patterns replaced by their existing files.
+
+    Raises:
+      InputError: an input does not exist or is named twice, or needs a library that is missing.
+    """
     sources: list[str] = []
     for pattern in inputs:
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
+        if pattern.startswith(TFDS):
+            check_tfds_installed(pattern)
         sources += map(str, _match_files(pattern)) if is_path else [pattern]
     for source, count in collections.Counter(sources).items():
+        check_readable(source)
         if count > 1:
             raise InputError(f"{source}: {count} times in the inputs. Name it once.")
     if not sources:

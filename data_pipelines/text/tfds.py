@@ -4,8 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import check_installed
 
 TFDS = "tfds:"  # prefix of sources
+
+
+def check_tfds_installed(source: str) -> None:
+    """Raise InputError if the libraries that read `source`, `tfds:NAME/CONFIG`, are missing."""
+    libraries = ("tensorflow", "tensorflow_datasets")
+    check_installed(source, *libraries, install="tensorflow-cpu tensorflow-datasets")
 
 
 def read_tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
@@ -16,8 +23,9 @@ def read_tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
       split: name of the split, or a slice such as `train[:1%]`.
 
     Raises:
-      InputError: the builder or the split does not exist.
+      InputError: the builder or the split does not exist, or a library is not installed.
     """
+    check_tfds_installed(source)
     import tensorflow_datasets as tfds  # takes seconds to import
 
     name = source.removeprefix(TFDS)

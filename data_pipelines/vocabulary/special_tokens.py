@@ -6,6 +6,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_TOKENS_MAP = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
 """Special tokens by their names in `tokenizer_config.json`."""
 CONFIG_FILE = "tokenizer_config.json"
+VOCABULARY_FIX = "Name a vocabulary, or run `bertjax vocab`."
+"""Fix in the error for a path without a vocabulary."""
 
 
 def special_token_ids(index: dict[str, int]) -> list[int]:

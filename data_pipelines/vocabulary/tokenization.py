@@ -9,9 +9,10 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_exists
 from data_pipelines.vocabulary import tokenizer_json
 from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE, SentencePieceTokenizer
-from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
+from data_pipelines.vocabulary.special_tokens import CONFIG_FILE, VOCABULARY_FIX
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE, StoredWordPiece
 from data_pipelines.vocabulary.wordpiece import (
     MAX_INPUT_CHARS_PER_WORD,
@@ -84,9 +85,7 @@ def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokeni
     Raises:
       InputError: the file is missing or not a vocabulary, or contradicts the arguments.
     """
-    path = epath.Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such vocabulary. Name a file, or run `bertjax vocab`.")
+    path = check_exists(path, VOCABULARY_FIX)
     config: dict[str, Any] = {}
     is_directory = path.is_dir()
     if is_directory:
