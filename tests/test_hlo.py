@@ -79,6 +79,31 @@ def test_find_collectives_reads_a_tpu_reduce_scatter_fusion_as_one() -> None:
     assert parse_collectives(TPU_SCATTER) == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
 
 
+SPARSE_CORE_SCATTER = """\
+HloModule jit_f, is_scheduled=true
+
+%called.1 (p: bf16[64,128], t: token[]) -> bf16[8,128] {
+  %t = token[] parameter(1)
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %scatter.1 = bf16[8,128]{1,0:T(8,128)(2,1)} reduce-scatter(%p), GROUPS, to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main.1 (x: bf16[64,128]) -> bf16[8,128] {
+  %x = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %ready = token[] custom-call(), custom_call_target="PrepareAsyncCallDone"
+  %start = ((bf16[64,128]{1,0}, token[]), bf16[8,128]{1,0}) call-start(%x, %ready), CALLED
+  ROOT %done = bf16[8,128]{1,0:T(8,128)(2,1)} call-done(%start)
+}
+"""
+
+
+def test_find_collectives_reads_calls_of_a_sparse_core() -> None:
+    text = SPARSE_CORE_SCATTER.replace("GROUPS", "replica_groups=mesh['a'=8,'b'=1] {'a'}")
+    called = 'async_execution_thread="sparsecore", to_apply=%called.1'
+    collectives = parse_collectives(text.replace("CALLED", called))
+    assert collectives == [Collective("reduce-scatter", 64 * 128 * 2, 8, 1)]
+
+
 CHAINS = """\
 HloModule jit_f, is_scheduled=true
 

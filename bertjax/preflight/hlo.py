@@ -77,7 +77,7 @@ class HloModule:
             body = find_group(rf"body={_NAME}", text)
             if opcode == "while" and body:
                 yield from self._walk(body, count * self._trip_count(text), is_fused)
-            elif opcode in ("fusion", "call", "async-start", "conditional"):
+            elif opcode in ("fusion", "call", "call-start", "async-start", "conditional"):
                 called = re.findall(rf"(?:calls|to_apply|\w+_computation)={_NAME}", text)
                 branches = find_group(r"branch_computations=\{([^}]*)\}", text)
                 for callee in [*called, *re.findall(r"[\w.\-]+", branches)]:
