@@ -222,6 +222,12 @@ def test_instruction_costs_reads_the_cost_estimate_of_a_kernel() -> None:
     assert costs == [InstructionCost("", 24, 0, 70, 30)]
 
 
+def test_instruction_costs_reads_the_largest_number_as_no_estimate() -> None:
+    cost = f'backend_config={{"window_config":{{"estimated_cycles":"{2**63 - 1}"}}}}'
+    text = SCHEDULED.replace("METADATA", cost).replace("COST", "")
+    assert not any(cost.cycles for cost in instruction_costs(parse_hlo(text)))
+
+
 def test_find_collectives_counts_all_arrays_of_a_combined_collective() -> None:
     groups = "replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
     text = f"""\

@@ -24,6 +24,7 @@ _LAYOUT = re.compile(r"\{[^{}]*\}")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _OPCODE = re.compile(r"(?:^|[\])}]) ([a-z][\w\-]*)\(")
 _NAME = r"%?([\w.\-]+)"
+_NO_ESTIMATE = 2**63 - 1  # cycles that the TPU compiler notes for copies on a SparseCore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +178,7 @@ def instruction_costs(module: HloModule) -> list[InstructionCost]:
             )
         )
         name = find_group(r'op_name="([^"]*)"', text)
+        cycles = 0 if cycles == _NO_ESTIMATE else cycles
         costs.append(InstructionCost(name, count, cycles, flops, size))
     return costs
 
