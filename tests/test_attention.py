@@ -13,13 +13,16 @@ from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as tpu_attention
 from bertjax.model.attention.dispatch import choose_implementation
 from bertjax.model.attention.plain import attention as plain
-from bertjax.model.attention.plain import attention_mask
+from bertjax.model.attention.plain import attention_mask, recomputed_attention
 
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
 EXAMPLE_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int32)
 
 
-@pytest.fixture(params=[plain, cpu_attention.attention], ids=["plain", "cpu"])
+@pytest.fixture(
+    params=[plain, recomputed_attention, cpu_attention.attention],
+    ids=["plain", "recomputed", "cpu"],
+)
 def attention(request):
     return jax.jit(request.param, static_argnames=("causal", "dropout_rate"))
 
@@ -113,6 +116,13 @@ def test_attention_multiplies_bfloat16_inputs_in_bfloat16(attention):
     text = jax.jit(gradient).lower(query, key, value).as_text()
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert products and not any("xf32>, " in line for line in products)
+
+
+@pytest.mark.parametrize(("attend", "keeps"), [(plain, True), (recomputed_attention, False)])
+def test_recomputed_attention_keeps_no_weights(attend, keeps: bool) -> None:
+    _, backward = jax.vjp(lambda *qkv: attend(*qkv, EXAMPLE_IDS), *draw())
+    shapes = {leaf.shape[-2:] for leaf in jax.tree.leaves(backward)}
+    assert ((LENGTH, LENGTH) in shapes) == keeps
 
 
 def test_choose_implementation_follows_the_devices(monkeypatch) -> None:

@@ -106,6 +106,15 @@ def test_make_mesh_arranges_devices_of_a_process_in_a_ring() -> None:
         assert all(hops(*pair) == 1 for pair in itertools.pairwise([*line, line[0]]))
 
 
+@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_make_mesh_keeps_both_devices_of_a_chip_together(fsdp, tensor) -> None:
+    halves = [
+        dataclasses.replace(chip, id=2 * chip.id + half) for chip in pod(4, 4) for half in (0, 1)
+    ]
+    for one, other in make_mesh(-1, fsdp, tensor, halves).devices.reshape(-1, 2):
+        assert one.coords == other.coords
+
+
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:
     assert make_mesh(2, 2, 2).devices.ravel().tolist() == jax.devices()
 
@@ -119,7 +128,8 @@ from jax.experimental.topologies import get_topology_desc
 from jax.sharding import PartitionSpec
 from bertjax.mesh.device_mesh import make_mesh
 for name, fsdp, tensor in [
-    ("v5e:4x4", 4, 2), ("v5e:8x8", 1, 2), ("v5e:8x8", 1, 4), ("v5e:8x8", 8, 1), ("v5e:8x8", 2, 2)
+    ("v5e:4x4", 4, 2), ("v5e:8x8", 1, 2), ("v5e:8x8", 1, 4), ("v5e:8x8", 8, 1), ("v5e:8x8", 2, 2),
+    ("tpu7x:2x2x4", 4, 2),
 ]:
     mesh = make_mesh(-1, fsdp, tensor, get_topology_desc(name, "tpu").devices)
     sums = jax.shard_map(
@@ -140,4 +150,4 @@ def test_tpu_compiler_routes_collectives_along_every_axis() -> None:
         text=True,
         env=process_environment() | {"JAX_PLATFORMS": "cpu"},
     )
-    assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
+    assert done.returncode == 0 and len(done.stdout.split()) == 6, done.stderr

@@ -1,4 +1,4 @@
-"""Fused attention for CPUs, TPUs and GPUs equals plain attention, with dropout and gradients."""
+"""Attention of each implementation equals plain attention, with dropout and gradients."""
 
 import functools
 
@@ -20,11 +20,13 @@ from conftest import in_test_all
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention import cpu, gpu, tpu
 from bertjax.model.attention.plain import attention as plain
+from bertjax.model.attention.plain import recomputed_attention
 
 IMPLEMENTATIONS = {
     "cpu": cpu.attention,
     "tpu": functools.partial(tpu.attention, interpret=True),
     "gpu": functools.partial(gpu.attention, interpret=True),
+    "recomputed": recomputed_attention,
 }
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import re
 import jax
 import pytest
 from attention_cases import HEADS, LENGTH, SIZE, assert_equals_plain, unsupported_reason
-from conftest import in_test_all
+from config_loading import PRETRAIN
+from conftest import in_test_all, run_python
 
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention import dispatch
@@ -51,8 +52,12 @@ def test_unsupported_reason_names_shape_or_mesh(unfit: dict, reason: str, monkey
     ("kind", "size", "name"),
     [
         ("NVIDIA L4", 64, "gpu kernels"),
-        ("NVIDIA L4", 80, "plain (head size 80: the kernels take 32, 64, 128)"),
-        ("Tesla T4", 64, "plain (Tesla T4: the kernels are for NVIDIA GPUs since A100)"),
+        ("NVIDIA L4", 80, "plain, recomputed (head size 80: the kernels take 32, 64, 128)"),
+        (
+            "Tesla T4",
+            64,
+            "plain, recomputed (Tesla T4: the kernels are for NVIDIA GPUs since A100)",
+        ),
     ],
 )
 def test_choose_implementation_for_gpus(kind, size, name, monkeypatch) -> None:
@@ -61,3 +66,47 @@ def test_choose_implementation_for_gpus(kind, size, name, monkeypatch) -> None:
     query = jax.ShapeDtypeStruct((8, 128, 2, size), "float32")
     with jax.set_mesh(make_mesh(-1, 1, 1)):
         assert str(dispatch.choose_implementation(query)) == name
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["jax.experimental.pallas.triton"] = None
+
+import logging
+import jax, numpy as np
+from bertjax.config.loading import load_config
+from bertjax.model.attention import dispatch, gpu
+from bertjax.steps.step_functions import StepFunctions
+from bertjax.steps.train_step import means
+from bertjax.tasks import registry
+
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+fields = {"model.vocab_size": "128", "batch_size": "8", "max_seq_length": "32", "steps": "3"}
+fields |= {"log_every": "1", "model.attention_probs_dropout_prob": "0.1"}
+config = load_config(f"{sys.argv[1]}:smoke", fields, registry.data_fields()).resolve(None)
+
+def train():
+    objective = registry.make_objective(config)
+    functions = StepFunctions(config, objective)
+    draw, batch = np.random.default_rng(0), {}
+    for name, x in objective.batch_shapes(config.batch_size).items():
+        batch[name] = draw.integers(0, 2, x.shape).astype(x.dtype)
+    state, step, losses = functions.init(), functions.compile_train_step(), []
+    for _ in range(3):
+        state, sums = step(state, batch, functions.constants())
+        losses.append(means(jax.device_get(sums))["loss"])
+    return losses
+
+expected = train()
+for module in dispatch, gpu:
+    module.gpu_kind = lambda: "NVIDIA H100 80GB HBM3"
+jax.clear_caches()
+np.testing.assert_allclose(train(), expected, rtol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_training_without_the_triton_backend_has_the_same_losses() -> None:
+    log = run_python(WITHOUT_TRITON, str(PRETRAIN))
+    reason = f"jax {jax.__version__} has no Triton backend for Pallas"
+    assert log == f"attention: plain, recomputed ({reason})\n"

@@ -43,7 +43,8 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
 
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower((qkv,) * 3, ids)
-        lowered.compile({"xla_dump_to": f"{folder}/{length}-{size}"})
+        dump = {"xla_dump_to": f"{folder}/{length}-{size}", "xla_gpu_dump_llvmir": True}
+        lowered.compile(dump)  # the second option adds the PTX since jax 0.11
 """
 
 

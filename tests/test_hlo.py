@@ -79,6 +79,31 @@ def test_find_collectives_reads_a_tpu_reduce_scatter_fusion_as_one() -> None:
     assert parse_collectives(TPU_SCATTER) == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
 
 
+SPARSE_CORE_SCATTER = """\
+HloModule jit_f, is_scheduled=true
+
+%called.1 (p: bf16[64,128], t: token[]) -> bf16[8,128] {
+  %t = token[] parameter(1)
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %scatter.1 = bf16[8,128]{1,0:T(8,128)(2,1)} reduce-scatter(%p), GROUPS, to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main.1 (x: bf16[64,128]) -> bf16[8,128] {
+  %x = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %ready = token[] custom-call(), custom_call_target="PrepareAsyncCallDone"
+  %start = ((bf16[64,128]{1,0}, token[]), bf16[8,128]{1,0}) call-start(%x, %ready), CALLED
+  ROOT %done = bf16[8,128]{1,0:T(8,128)(2,1)} call-done(%start)
+}
+"""
+
+
+def test_find_collectives_reads_calls_of_a_sparse_core() -> None:
+    text = SPARSE_CORE_SCATTER.replace("GROUPS", "replica_groups=mesh['a'=8,'b'=1] {'a'}")
+    called = 'async_execution_thread="sparsecore", to_apply=%called.1'
+    collectives = parse_collectives(text.replace("CALLED", called))
+    assert collectives == [Collective("reduce-scatter", 64 * 128 * 2, 8, 1)]
+
+
 CHAINS = """\
 HloModule jit_f, is_scheduled=true
 
@@ -195,6 +220,12 @@ def test_instruction_costs_reads_the_cost_estimate_of_a_kernel() -> None:
     text = SCHEDULED.replace("METADATA", estimate).replace("COST", "")
     costs = [cost for cost in instruction_costs(parse_hlo(text)) if cost.flops]
     assert costs == [InstructionCost("", 24, 0, 70, 30)]
+
+
+def test_instruction_costs_reads_the_largest_number_as_no_estimate() -> None:
+    cost = f'backend_config={{"window_config":{{"estimated_cycles":"{2**63 - 1}"}}}}'
+    text = SCHEDULED.replace("METADATA", cost).replace("COST", "")
+    assert not any(cost.cycles for cost in instruction_costs(parse_hlo(text)))
 
 
 def test_find_collectives_counts_all_arrays_of_a_combined_collective() -> None:

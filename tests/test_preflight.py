@@ -140,6 +140,14 @@ def test_estimate_tpu_charges_kernels_at_the_peaks_of_the_chip() -> None:
     assert share == 24_000 / estimates["estimated_cycles"]
 
 
+def test_estimate_tpu_counts_both_devices_of_a_chip() -> None:
+    devices = [SimpleNamespace(device_kind="TPU7x")] * 8  # of four chips, 1,153.5 TFLOP/s each
+    costs = [InstructionCost("jit(step)/attention/kernel", 1, 0, flops=1_153_500_000, bytes=1)]
+    estimates = estimate_tpu(Topology("tpu7x:2x2x1"), devices, costs, 0, 8 * 1_153_500_000)
+    assert estimates["estimated_cycles"] == 2200  # a microsecond
+    assert estimates["estimated_mfu"] == pytest.approx(1)
+
+
 TPU_NAMES = ["v5e", "v5e:", "v5e:4x", "v5e:0x4", "tpu:4x4", "v5e:4*4", "cpu:-1"]
 GPU_NAMES = ["h200", "h200:", "h200:0", "h200:2x2x2", "h300:8", "a100:8"]
 
@@ -243,6 +251,31 @@ def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:
     # The attention kernel.
     assert 0 < train["custom_kernel_cycles"] < 0.3 * train["estimated_cycles"]
     assert sum(train["estimated_cycle_shares"].values()) == pytest.approx(1)
+
+
+@pytest.mark.minutes
+@needs_tpu_compiler
+def test_preflight_counts_the_reduce_scatters_of_tpu7x() -> None:
+    program = f"""
+from bertjax.preflight.analysis import preflight
+from bertjax.preflight.topology import Topology
+from bertjax.tasks import registry
+from bertjax.config.loading import load_config
+fields = {{"model.vocab_size": "1024", "batch_size": "128", "model.scan_layers": "True"}}
+config = load_config("{PRETRAIN}:model=2-256", fields, registry.data_fields())
+print(preflight(config, Topology("tpu7x:2x2x1"), train_only=True).to_json())
+"""
+    report = json.loads(run_python(program))
+    assert report["fits"] and (report["chips"], report["devices"]) == (4, 8)
+    assert report["attention"] == "tpu kernel"
+    matrices, vectors = count_parameters(1024, 2, 256)
+    assert report["parameter_bytes"] == 4 * (matrices // 8 + vectors)
+    collectives = report["train"]["collectives"]
+    assert collectives["all-gather"]["bytes"] == pytest.approx(2 * matrices, rel=0.1)
+    scattered = collectives["reduce-scatter"]
+    assert scattered["bytes"] > 2 * 2 * 12 * 256**2  # at least the gradients of both layers
+    assert scattered["bytes_sent"] == pytest.approx(scattered["bytes"] * 7 / 8)
+    assert report["train"]["estimated_collective_seconds"] > 0
 
 
 @pytest.mark.minutes

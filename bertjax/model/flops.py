@@ -17,7 +17,7 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v5e", 197e12),
     ("TPU v5", 459e12),
     ("TPU v6", 918e12),
-    ("TPU7", 1155e12),
+    ("TPU7", 1153.5e12),
     ("Tesla V100", 125e12),
     ("NVIDIA A100", 312e12),
     ("NVIDIA H100 PCIe", 756e12),

@@ -44,7 +44,8 @@ def estimate_tpu(
     """
     peak, chip = flops.peak_flops(devices[0].device_kind), topology.tpu
     assert chip is not None and peak is not None
-    peak_per_device = peak * topology.chips / len(devices)
+    peak *= topology.chips * chip.devices
+    peak_per_device = peak / len(devices)
     cycles_by_part: collections.Counter[str] = collections.Counter()
     kernel_cycles = 0
     for cost in costs:
@@ -62,7 +63,7 @@ def estimate_tpu(
         "custom_kernel_cycles": kernel_cycles,
         "estimated_collective_seconds": collective_seconds,
         "estimated_step_seconds": step_seconds,
-        "estimated_mfu": model_flops / (step_seconds * peak * topology.chips),
+        "estimated_mfu": model_flops / (step_seconds * peak),
         "estimated_cycle_shares": {
             part: cycles / total for part, cycles in cycles_by_part.most_common()
         },

@@ -24,6 +24,7 @@ _LAYOUT = re.compile(r"\{[^{}]*\}")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _OPCODE = re.compile(r"(?:^|[\])}]) ([a-z][\w\-]*)\(")
 _NAME = r"%?([\w.\-]+)"
+_NO_ESTIMATE = 2**63 - 1  # cycles that the TPU compiler notes for copies on a SparseCore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class HloModule:
             body = find_group(rf"body={_NAME}", text)
             if opcode == "while" and body:
                 yield from self._walk(body, count * self._trip_count(text), is_fused)
-            elif opcode in ("fusion", "call", "async-start", "conditional"):
+            elif opcode in ("fusion", "call", "call-start", "async-start", "conditional"):
                 called = re.findall(rf"(?:calls|to_apply|\w+_computation)={_NAME}", text)
                 branches = find_group(r"branch_computations=\{([^}]*)\}", text)
                 for callee in [*called, *re.findall(r"[\w.\-]+", branches)]:
@@ -177,6 +178,7 @@ def instruction_costs(module: HloModule) -> list[InstructionCost]:
             )
         )
         name = find_group(r'op_name="([^"]*)"', text)
+        cycles = 0 if cycles == _NO_ESTIMATE else cycles
         costs.append(InstructionCost(name, count, cycles, flops, size))
     return costs
 

@@ -22,10 +22,11 @@ class TpuChip:
 
     Attributes:
       clock_hz: clock rate at which the chip reaches its peak of `flops.PEAK_FLOPS`.
-      memory_bytes: bytes of HBM that a program may use.
-      memory_bandwidth: bytes per second between a device and its HBM.
+      memory_bytes: bytes of HBM that a program may use on a device of the compiler.
+      memory_bandwidth: bytes per second between such a device and its HBM.
       link_bandwidth: bytes per second of one link in one direction.
       min_torus_size: smallest size of an axis whose ends are linked.
+      devices: devices of a chip in `flops.PEAK_FLOPS`.
     """
 
     clock_hz: float
@@ -33,6 +34,7 @@ class TpuChip:
     memory_bandwidth: float
     link_bandwidth: float
     min_torus_size: int
+    devices: int = 1
 
 
 TPUS = {
@@ -40,6 +42,10 @@ TPUS = {
     "v5e": TpuChip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
     "v5p": TpuChip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
     "v6e": TpuChip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16),
+    # A device is half a chip, which has 192 GiB, 7,380 GB/s and links as fast as those of v5p
+    # (docs.cloud.google.com/tpu/docs/tpu7x). A ring passes both halves before it leaves the chip,
+    # so each sends with the bandwidth of the links. The compiler leaves 94.75 GiB.
+    "tpu7x": TpuChip(2.2e9, round(94.75 * GIB), 3.69e12, 9e10, 4, devices=2),
 }
 
 _GPU_COMPILER_MODULES = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
@@ -70,8 +76,8 @@ class Topology:
         if not re.fullmatch(shapes.get(self.kind, "-"), self.name.partition(":")[2]):
             raise InputError(
                 f"topology={self.name}: unknown. Use one such as v5e:4x4, v6e:8x8, v4:2x2x4, "
-                f"v5p:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 (two hosts) or "
-                "cpu:8."
+                f"v5p:2x2x4, tpu7x:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 "
+                "(two hosts) or cpu:8."
             )
 
     @property

@@ -259,7 +259,7 @@ class Trainer:
         if compiles:
             mesh = self.step_functions.mesh
             attention = self.task.objective.attention_implementation(mesh)
-            log_on_process_0(f"attention: {attention}; compiling ...")
+            log_on_process_0(f"attention: {attention.name}; compiling ...")
         for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
             self._train_step(batch_size)
         memory = self._memory_budget.check_step()  # of the full batch

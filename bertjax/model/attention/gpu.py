@@ -6,6 +6,18 @@ another those of keys and values. One program computes each sum, so results are 
 
 Two words of dropout serve eight keys, an eighth of the sequence apart. A block of keys is
 therefore eight short blocks, one in each eighth, or four where eight need too many registers.
+
+They use the Triton backend of Pallas, deprecated since jax 0.11 and still in 0.12. It alone serves
+every GPU since A100, example ids, dropout by step, and compilers without a GPU. A jax without it
+trains with `plain.recomputed_attention`. The alternatives, as of jax 0.12.0:
+
+- Mosaic GPU, its successor in Pallas: warp-group products need compute capability 9.0. `mma`, for
+  A100 too, came with 0.11, and its interpreter does not know it. No test without a GPU covers it.
+- cuDNN (`jax.nn.dot_product_attention`): no dropout by step, no float32; example ids become a bias
+  [B, 1, T, T], for which jax 0.10 also computes a gradient. Sums of its backward pass depend on the
+  order of atomic additions (openxla/xla#14125), so a resumed run would differ. Tracing loads cuDNN,
+  so preflight needs it. BERT-Large, 16 sequences of 512, H100, no dropout: 8,448 MiB of temporary
+  buffers and 30.4 ms of memory traffic at its peak, instead of 8,017 and 30.1 here.
 """
 
 import dataclasses
@@ -16,11 +28,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from bertjax.mesh.device_mesh import gpu_kind, split_unsupported_reason
 from bertjax.model.attention.fused import FusedKernel, fused_attention, product
 from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
+
+try:
+    from jax.experimental.pallas import triton
+except ImportError:  # a version of jax without the backend
+    triton = None  # type: ignore[assignment]
 
 _HEAD_SIZES = (32, 64, 128)
 _MIN_BLOCK = 16  # for tensor cores
@@ -40,6 +56,8 @@ def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     batch_size, _, heads, head_size = query.shape
     if not gpu_kind().startswith("NVIDIA"):  # older ones are called Tesla
         return f"{gpu_kind() or 'no GPU'}: the kernels are for NVIDIA GPUs since A100"
+    if triton is None:
+        return f"jax {jax.__version__} has no Triton backend for Pallas"
     if reason := split_unsupported_reason(batch_size, heads):
         return reason
     if head_size not in _HEAD_SIZES:

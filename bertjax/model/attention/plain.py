@@ -43,6 +43,25 @@ def attention(
     return jnp.einsum("bnkq,bnkd->bnqd", weights, value).swapaxes(1, 2)
 
 
+def recomputed_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    example_ids: Array,
+    *,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """Compute `attention`, and its weights again in the backward pass instead of keeping them."""
+
+    @jax.checkpoint
+    def attend(dropout_key: Array | None, *arrays: Array) -> Array:
+        return attention(*arrays, causal=causal, dropout_rate=dropout_rate, dropout_key=dropout_key)
+
+    return attend(dropout_key, query, key, value, example_ids)
+
+
 @jax.custom_vjp
 def _scores(key: Array, query: Array) -> Array:
     """Return float32 [B, N, T keys, T queries]; rounding would lose small differences."""

@@ -44,6 +44,7 @@ _CORES = {
     "TPU v5": _Core(128, 32),
     "TPU v5 lite": _Core(128, 32),
     "TPU v6 lite": _Core(256, 128),
+    "TPU7x": _Core(256, 128),
 }
 
 # Vector operations per weight, by the compiler's schedule of the kernel for v5e: for the softmax,
