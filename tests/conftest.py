@@ -19,7 +19,7 @@ XLA_FLAGS = [
     "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
 ]
 # XLA ends the process at a flag that it has removed.
-if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 12):
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
     XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

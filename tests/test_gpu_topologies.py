@@ -43,8 +43,9 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
 
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower((qkv,) * 3, ids)
-        dump = {"xla_dump_to": f"{folder}/{length}-{size}", "xla_gpu_dump_llvmir": True}
-        lowered.compile(dump)  # the second option adds the PTX since jax 0.11
+        dump = {"xla_dump_to": f"{folder}/{length}-{size}"}
+        # These add the PTX since jax 0.11 and 0.12.
+        lowered.compile(dump | {"xla_gpu_dump_llvmir": True, "xla_dump_emitter_re": ".*"})
 """
 
 

@@ -143,12 +143,14 @@ def test_out_of_memory_error_of_a_device_suggests_a_fix(corpus, tmp_path, monkey
 
 
 @pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError(GPU)], ids=repr)
-def test_every_command_reports_out_of_memory(error: Exception, monkeypatch, capsys) -> None:
+def test_every_command_reports_out_of_memory(
+    error: Exception, monkeypatch, capsys, tmp_path
+) -> None:
     def run(args: object) -> None:
         raise error
 
     monkeypatch.setattr(report, "run", run)
-    assert main(["report", "x"]) == 1
+    assert main(["report", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("bertjax: out of memory")
 
 

@@ -37,7 +37,8 @@ def test_score_equals_official_scripts(name: str, data_dir) -> None:
     odds = recipe.odds(questions) if with_odds else None
     scores = score(data(data_dir, int(version)), predictions, odds)
     counts = {"missing": scores.pop("missing"), "surplus": scores.pop("surplus")}
-    assert scores == GOLDEN[name]
+    # Python 3.12 adds floats with less rounding than the Python that ran the scripts.
+    assert scores == pytest.approx(GOLDEN[name], rel=1e-14, abs=0)
     assert (counts["missing"] > 0) == (variant == "missing")
     assert counts["surplus"] == (7 if variant == "surplus" else 0)
 

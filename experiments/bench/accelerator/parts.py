@@ -52,8 +52,6 @@ class Results:
                 if file.read() != b"\n":  # a kill left an unfinished line
                     file.write(b"\n")
             file.write(json.dumps({"part": part, **fields}).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def read(self) -> list[Line]:
         """Return the lines; of those that have the same part and name, the last."""
