@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pretraining_runs
+import pytest
 from etils import epath
 
 from bertjax.checkpointing.lookup import find_checkpoint
@@ -47,7 +48,7 @@ def write_evaluation(
 
 def events(workdir: pathlib.Path, split: str) -> list[Any]:
     """Return the TensorBoard events of a split, in the order of its files."""
-    import tensorflow as tf
+    tf = pytest.importorskip("tensorflow")
 
     records = []
     for path in sorted((workdir / "tensorboard" / split).iterdir()):

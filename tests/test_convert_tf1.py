@@ -1,5 +1,6 @@
 """Checkpoints of google-research/bert (TF1): reading, and what cannot be written."""
 
+import importlib.util
 import json
 import pathlib
 
@@ -9,6 +10,10 @@ from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, draw, write_hf
 
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow"
+)
 
 
 def original_variables() -> dict[str, tuple[int, ...]]:

@@ -254,7 +254,8 @@ CLASSES = {
 def tfds_builders(tmp_path_factory) -> None:
     """TensorFlow Datasets builders with the training examples."""
     import numpy as np
-    import tensorflow_datasets as tfds
+
+    tfds = pytest.importorskip("tensorflow_datasets")
 
     directory = tmp_path_factory.mktemp("tfds")
     for name, classes in CLASSES.items():
@@ -295,7 +296,7 @@ def test_read_glue_tfds_returns_the_examples_of_the_files(name: str) -> None:
 
 @pytest.mark.slow
 def test_read_glue_tfds_reads_every_language_of_xnli(tmp_path) -> None:
-    import tensorflow_datasets as tfds
+    tfds = pytest.importorskip("tensorflow_datasets")
 
     languages = ["de", "en"]
     features = {

@@ -76,6 +76,7 @@ def test_dataset_yields_batches_in_order(corpus, workers):
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_batches_do_not_depend_on_tensorflow(corpus, monkeypatch, split):
+    pytest.importorskip("tensorflow")
     data = PretrainingData(corpus, options(workers=3), split)
     stop = None if split == "eval" else 20
     monkeypatch.setattr(data_module, "_uses_tf_data", lambda: False)
@@ -87,6 +88,7 @@ def test_batches_do_not_depend_on_tensorflow(corpus, monkeypatch, split):
 
 
 def test_dataset_has_static_shapes_and_no_end(corpus):
+    pytest.importorskip("tensorflow")
     data = PretrainingData(corpus, options(), num_processes=2)
     dataset = data.dataset()
     assert {name: tuple(spec.shape) for name, spec in dataset.element_spec.items()} == {
@@ -240,7 +242,7 @@ def test_eval_split_has_each_token_once(tmp_path, monkeypatch):
 
 def test_eval_split_ends(corpus):
     data = PretrainingData(corpus, options(), "eval")
-    assert len(list(data.dataset())) == data.steps
+    assert len(list(data.batches())) == data.steps
     for step in (-1, data.steps):
         with pytest.raises(IndexError, match=f"step={step}: the eval split has {data.steps} steps"):
             data.batch(step)

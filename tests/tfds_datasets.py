@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 
 def register_builder(
     directory: pathlib.Path,
@@ -19,7 +21,7 @@ def register_builder(
       features: the features.
       records: the records of each split.
     """
-    import tensorflow_datasets as tfds
+    tfds = pytest.importorskip("tensorflow_datasets")
 
     class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
