@@ -53,7 +53,8 @@ def wait_until(condition, seconds: float = 60) -> None:
 
 @pytest.mark.slow
 def test_run_parts_records_failures_and_runs_the_next_part(results) -> None:
-    failing = make_part(results, "failing", "print('above'); raise ValueError('the cause')")
+    program = "print('above'); print('ValueError: the cause'); raise SystemExit('advice')"
+    failing = make_part(results, "failing", program)
     crashing = make_part(results, "crashing", "import os; os.kill(os.getpid(), 11)")
     good = make_part(results, "good", "results.append('good', name='x', value=1)")
     statuses = run(results, failing, crashing, good)

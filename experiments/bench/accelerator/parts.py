@@ -98,8 +98,13 @@ def run_parts(parts: Sequence[Part], results: Results, log: pathlib.Path, budget
 def _run_part(part: Part, log: pathlib.Path, limit: float) -> Line:
     """Run a part and return its status."""
     scratch = tempfile.mkdtemp(prefix="bertjax-bench-")
-    # Without it, a note on hidden frames would be the last line of JAX's errors.
-    settings = {_SCRATCH_ENV: scratch, "JAX_TRACEBACK_FILTERING": "off"}
+    # A kill leaves truncated files in PyTorch's cache, which another part would load. With filtering,
+    # JAX ends its errors with a note on hidden frames.
+    settings = {
+        _SCRATCH_ENV: scratch,
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(scratch, "inductor"),
+        "JAX_TRACEBACK_FILTERING": "off",
+    }
     environment = harness.child_environment() | settings
     with log.open("a+") as output:
         output.write(f"\n===== {part.name}\n")
@@ -121,6 +126,7 @@ def _run_part(part: Part, log: pathlib.Path, limit: float) -> Line:
             return {"status": DONE}
         output.seek(begin)
         lines = [line for line in output.read().splitlines() if line.strip()]
+        lines = [line for line in lines if "Error: " in line] or lines  # PyTorch adds advice
         signal_name = signal.Signals(-status).name if status < 0 else ""
         error = ": ".join(filter(None, (signal_name, lines[-1].strip() if lines else "")))
         return {"status": FAILED, "error": error[:500]}
