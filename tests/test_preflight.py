@@ -12,12 +12,14 @@ from config_loading import PRETRAIN, load
 from conftest import run_python
 
 from bertjax.config.config import Config
+from bertjax.errors import CommandError
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.estimates import estimate_tpu
 from bertjax.preflight.hlo import InstructionCost
 from bertjax.preflight.report import format_report
 from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
+from bertjax.steps.step_functions import StepFunctions
 
 EIGHT_CPUS = Topology("cpu:8")
 
@@ -162,6 +164,18 @@ def test_topology_rejects_unknown_names(name: str) -> None:
 def test_preflight_rejects_a_mesh_of_other_size() -> None:
     with pytest.raises(ValueError, match="does not fit 8 devices"):
         preflight(make_config(**{"mesh.data": 4}), EIGHT_CPUS)
+
+
+def test_preflight_reports_a_program_that_exceeds_vmem(monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory "
+            "space vmem while allocating on stack for %fusion.704 = (bf16[768,768]{1,0})"
+        )
+
+    monkeypatch.setattr(StepFunctions, "compile_train_step", fail)
+    with pytest.raises(CommandError, match="topology=cpu:8: the TPU compiler exceeds VMEM"):
+        preflight(make_config(), EIGHT_CPUS, train_only=True)
 
 
 @pytest.mark.minutes

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from bertjax.config.config import Config, MeshConfig
+from bertjax.errors import CommandError
 from bertjax.mesh.device_mesh import make_mesh, num_batch_shards
 from bertjax.mesh.memory import failed_allocation_bytes, program_bytes, shard_bytes
 from bertjax.preflight.estimates import estimate_gpu, estimate_tpu
@@ -143,6 +144,9 @@ def _analyze_function(
       batch_size: sequences of a batch.
       model_flops: operations of a call on all devices.
       reserved_bytes: bytes per device in use besides the function's arguments.
+
+    Raises:
+      CommandError: the TPU compiler cannot place the function's fusions in VMEM.
     """
     figures: dict[str, Any] = {
         "per_device_batch_size": batch_size // num_shards,
@@ -154,6 +158,11 @@ def _analyze_function(
     except jax.errors.JaxRuntimeError as error:
         needed = failed_allocation_bytes(error)
         if needed is None:
+            if "CompileTimeScopedVmemOom" in str(error):
+                raise CommandError(
+                    f"topology={topology.name}: the TPU compiler exceeds VMEM, the memory of a "
+                    "core, in a fusion. Use another batch_size, max_seq_length or libtpu."
+                ) from error
             raise
         figures["compile_seconds"] = time.perf_counter() - start
         return ProgramReport(fits=False, hbm_bytes=needed + reserved_bytes, **figures)

@@ -98,8 +98,8 @@ def run_parts(parts: Sequence[Part], results: Results, log: pathlib.Path, budget
 def _run_part(part: Part, log: pathlib.Path, limit: float) -> Line:
     """Run a part and return its status."""
     scratch = tempfile.mkdtemp(prefix="bertjax-bench-")
-    # A kill leaves truncated files in PyTorch's cache, which another part would load. With filtering,
-    # JAX ends its errors with a note on hidden frames.
+    # A kill leaves truncated files in PyTorch's cache, which another part would load. With
+    # filtering, JAX ends its errors with a note on hidden frames.
     settings = {
         _SCRATCH_ENV: scratch,
         "TORCHINDUCTOR_CACHE_DIR": os.path.join(scratch, "inductor"),
