@@ -43,9 +43,10 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
 
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower((qkv,) * 3, ids)
-        dump = {"xla_dump_to": f"{folder}/{length}-{size}"}
-        # These add the PTX since jax 0.11 and 0.12.
-        lowered.compile(dump | {"xla_gpu_dump_llvmir": True, "xla_dump_emitter_re": ".*"})
+        dump = {"xla_dump_to": f"{folder}/{length}-{size}", "xla_gpu_dump_llvmir": True}
+        if jax.__version_info__ >= (0, 12):
+            dump["xla_dump_emitter_re"] = "ptx"
+        lowered.compile(dump)  # with PTX
 """
 
 
