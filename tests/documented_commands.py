@@ -65,6 +65,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     ),
     (r"--seeds \d+", "--seeds 1"),
     (r"--rounds \d+", "--rounds 1"),
+    (r"(bench\.accelerator .*)--budget \d+", r"\1--budget 0"),  # prints its table alone
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
     (r"--batch \d+", "--batch 2"),
     (r"(ablations\.recipes) (.*) --steps \d+", r"\1 --only paper modern --seeds 1 \2 --steps 40"),
