@@ -8,7 +8,7 @@ from bertjax.cli.main import find_subcommands
 
 SLOW = {"flax", "jax", "ml_dtypes", "numpy", "optax", "orbax", "pyarrow", "scipy", "tensorflow",
         "tokenizers"}  # fmt: skip
-# Subcommands and arguments that name missing paths, and what the error begins with.
+# Subcommands and arguments that name missing paths, and the start of the error.
 MISSING_PATHS = {
     "convert --to hf gone new": "gone: does not exist.",
     "embed --checkpoint gone --input - --output new.npz": "gone: does not exist.",

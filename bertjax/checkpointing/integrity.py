@@ -102,7 +102,7 @@ def delete_checkpoint(path: epath.Path) -> None:
 
 
 def check_disk_space(path: epath.Path, num_bytes: int) -> None:
-    """Raise OSError if a local disk has no room for arrays of `num_bytes` at the path.
+    """Raise OSError if a local disk has too little space for arrays of `num_bytes` at the path.
 
     Orbax would fail only after it has written a part.
     """

@@ -9,7 +9,7 @@ therefore eight short blocks, one in each eighth, or four where eight need too m
 
 They use the Triton backend of Pallas, deprecated since jax 0.11 and still in 0.12. It alone serves
 every GPU since A100, example ids, dropout by step, and compilers without a GPU. A jax without it
-trains with `plain.recomputed_attention`. The alternatives, as of jax 0.12.0:
+trains with `plain.recomputed_attention`. The alternatives, as of jax 0.11:
 
 - Mosaic GPU, its successor in Pallas: warp-group products need compute capability 9.0. `mma`, for
   A100 too, came with 0.11, and its interpreter does not know it. No test without a GPU covers it.
