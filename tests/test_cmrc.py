@@ -18,7 +18,12 @@ from bertjax.tasks.question_answering.cmrc import (
     split_words,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+    read_squad,
+)
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "cmrc_scores.json").read_text())
 TEXT = st.text(st.sampled_from("北京大学ab1 .,-。《\u9fa5\u9fa6"))

@@ -54,6 +54,14 @@ def test_resolve_keeps_intervals_in_steps(name: str, duration: int | str) -> Non
     assert getattr(config, name) in (1, 2, 3)
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 1), (20, 2), (21, 3)])
+def test_resolve_leaves_a_step_after_a_warmup_in_percent(steps: int, warmup: int) -> None:
+    config = parse(steps=steps, optimizer={"warmup": "10%"}).resolve()
+    assert config.optimizer.warmup == warmup
+    with pytest.raises(InputError, match=r"optimizer\.warmup"):
+        parse(steps=steps, optimizer={"warmup": "100%"}).resolve()
+
+
 def test_resolve_keeps_a_keep_period_of_zero_percent() -> None:
     assert parse(steps=20, keep_period="0%").resolve().keep_period == 0
 

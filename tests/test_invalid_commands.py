@@ -169,7 +169,7 @@ def test_prepare_rejects_unsuitable_vocabularies(
         (["report", "nowhere"], "nowhere"),
         (
             ["score", "cmrc", "--data", "d", "--predictions", "p", "--null-odds", "o"],
-            "--null-odds: every question of CMRC has an answer",
+            "--null-odds: every question of CMRC and KorQuAD has an answer",
         ),
         (["predict", "--checkpoint", "nowhere", "--input", "-", "--output", "-"], "nowhere"),
         (["train", "--workdir", "x"], "--config"),

@@ -14,8 +14,13 @@ from bertjax.tasks.question_answering.decoding import (
     decode,
 )
 from bertjax.tasks.question_answering.metrics import score
-from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
-from data_pipelines.finetuning.windows import (
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+    read_squad,
+)
+from data_pipelines.finetuning.question_answering.windows import (
     PassageCache,
     PassageWindows,
     TokenizedPassage,

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from bertjax.tasks.pipeline import PredictInput
-from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet
+from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet, build_windows
 from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline, to_question
 from data_pipelines.finetuning.packed_examples import PackedShape
-from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
-from data_pipelines.finetuning.windows import WindowOptions
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+)
+from data_pipelines.finetuning.question_answering.windows import PassageCache, WindowOptions
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -47,6 +51,18 @@ def test_inputs_of_a_squad_file_are_a_list(indent: int | None) -> None:
     items = parse_lines(text.splitlines(keepends=True))
     assert isinstance(items, list)
     assert list(map(to_question, items)) == [Question("7", "c?", "a b")]
+
+
+@pytest.mark.parametrize("name", ["id", "guid", "qid"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_inputs_of_a_list_of_rows_have_its_ids(name: str, indent: int | None) -> None:
+    fields = {"question": "c?", "context": "a b", "answers": {"text": [], "answer_start": []}}
+    text = json.dumps([fields | {name: 7}], indent=indent)
+    assert list(map(to_question, parse_lines(text.splitlines(keepends=True)))) == [
+        Question("7", "c?", "a b")
+    ]
+    line_of_row = json.dumps(fields | {name: 7})
+    assert [to_question(item).id for item in parse_lines([line_of_row])] == ["7"]
 
 
 def test_inputs_of_no_lines_are_empty() -> None:
@@ -91,6 +107,27 @@ def make_eval_set(questions: list[Question], version: int) -> QuestionAnsweringE
     objective: Any = SimpleNamespace(window_options=OPTIONS, sequence_shape=PackedShape(16, 8))
     data = QuestionAnsweringDataset(questions, version)
     return QuestionAnsweringEvalSet("dev", data, TOKENIZER, objective, 2)
+
+
+def test_eval_set_trains_marked_questions_as_unanswerable_and_logs_their_number(caplog) -> None:
+    gold = (Answer("b", 2),)
+    questions = [
+        Question("q0", "c?", "a b", gold, is_impossible=True),
+        Question("q1", "c?", "a b", (Answer("", -1),), is_impossible=True),
+        Question("q2", "c?", "a b", (), is_impossible=False),
+        Question("q3", "c?", "a b", gold, is_impossible=False),
+        Question("q4", "c?", "a b", (), is_impossible=True),
+    ]
+    data = QuestionAnsweringDataset(questions, 2)
+    windows = build_windows("dev", data, TOKENIZER, OPTIONS, PassageCache(TOKENIZER))
+    positions = windows.targets["answer_positions"].values
+    assert (positions > 0).all(axis=1).tolist() == [False, False, False, True, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        "dev: 2 questions have is_impossible=true and answers. They are trained as unanswerable. "
+        "The first: q0, q1.",
+        "dev: 1 questions have is_impossible=false and no answers. They are trained as "
+        "unanswerable. The first: q2.",
+    ]
 
 
 def test_eval_set_logs_misplaced_answers_and_long_questions(caplog) -> None:

@@ -18,7 +18,12 @@ from bertjax.tasks.question_answering.metrics import (
     score_per_question,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+    read_squad,
+)
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "squad_scores.json").read_text())
 

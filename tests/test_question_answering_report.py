@@ -12,7 +12,11 @@ from bertjax.tasks.question_answering.report import (
     score_answers,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+)
 
 PASSAGE = "Anna lives in old Oslo <north>, and Bob in Rome."
 

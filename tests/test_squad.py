@@ -9,7 +9,12 @@ import pytest
 from tfds_datasets import register_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_squad_tfds
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    read_squad,
+    read_squad_tfds,
+)
 
 
 def write(path: pathlib.Path, content: Any) -> pathlib.Path:
@@ -23,6 +28,13 @@ def layout(*questions: dict, passage: str = "Paris is large.") -> dict:
 
 def question(name: str = "q", **fields: Any) -> dict:
     return {"id": name, "question": "Where?", "answers": []} | fields
+
+
+def row(**fields: Any) -> dict:
+    """A question as a row, as transformers reads it."""
+    answers = {"text": ["Paris"], "answer_start": [0]}
+    content = {"id": "q", "context": "Paris is large.", "question": "Where?", "answers": answers}
+    return {"data": [content | fields]}
 
 
 def test_read_squad_reads_passages_and_answers(tmp_path) -> None:
@@ -54,11 +66,26 @@ def test_read_squad_reads_all_questions_of_published_files(name, version, count,
     ("content", "message"),
     [
         ("{", r"f\.json:1: not JSON \(column 2"),
-        ([], "top level: no field 'data'"),
+        (7, "top level: no field 'data'"),
+        ({"version": 1, "qas": []}, "top level: no field 'data', only 'version', 'qas'"),
+        ([], "no questions. Give"),
+        ([{"story": "x"}], r"f\.json: \[0\]: no field 'paragraphs', only 'story'"),
         ({"data": {}}, "top level: field 'data' is not a list"),
         ({"data": [{"title": "x"}]}, r"data\[0\]: no field 'paragraphs'"),
         (layout({"id": "q"}), r"data\[0\].paragraphs\[0\].qas\[0\]: no field 'question'"),
-        (layout(question(7)), r"data\[0\]\.\S*: field 'id' is not a string"),
+        (layout(question([7])), r"data\[0\]\.\S*: field 'id' is not a string"),
+        (layout(question(True)), r"data\[0\]\.\S*: field 'id' is not a string"),
+        (layout({"question": "Who?"}), r"no field 'id', only 'question'"),
+        (layout(question(is_impossible="perhaps")), "'is_impossible' is 'perhaps'. Write true or"),
+        (layout(question(answers=["Paris"])), r"answers\[0\]: 'Paris' has no answer_start"),
+        (
+            row(answers={"text": ["x", "y"], "answer_start": [0]}),
+            "2 texts and 1 values of answer_s",
+        ),
+        (row(answers="array(['x'])"), r"answers: \"array\(\['x'\]\)\" is not JSON\. Save"),
+        (row(answers=None, answer="Paris"), "no field 'answer_start', only 'id'"),
+        (row(answers=7), "field 'answers' is not a list"),
+        (row(context=None), "field 'context' is not a string"),
         (layout(question(answers=[{"text": "x"}])), r"answers\[0\]: no field 'answer_start'"),
         (layout(question(answers=[{"text": "x", "answer_start": "0"}])), "is not a whole number"),
         (
@@ -122,8 +149,8 @@ def test_read_squad_tfds_reads_records() -> None:
     data = read_squad_tfds("tfds:tiny_squad", "train")
     assert data.version == 2
     first, second = sorted(data.questions, key=lambda question: question.id)
-    assert first == Question("0", "Où?", "Où est Zoé? À Köln.", (Answer("À Köln", 12),))
-    assert second.answers == ()
+    assert first == Question("0", "Où?", "Où est Zoé? À Köln.", (Answer("À Köln", 12),), False)
+    assert (second.answers, second.is_impossible) == ((), True)
     assert len(read_squad_tfds("tfds:tiny_squad", "train[:1]").questions) == 1
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import read_squad
-from data_pipelines.finetuning.triviaqa import MAX_DOCUMENT_WORDS, find_answers
+from data_pipelines.finetuning.question_answering.squad import read_squad
+from data_pipelines.finetuning.question_answering.triviaqa import MAX_DOCUMENT_WORDS, find_answers
 
 
 @given(before=st.text(" .,-(é日x", max_size=20), text=st.sampled_from(["Oslo", "St. Ives", "C++"]))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, read_squad
-from data_pipelines.finetuning.windows import (
+from data_pipelines.finetuning.question_answering.squad import Answer, Question, read_squad
+from data_pipelines.finetuning.question_answering.windows import (
     PassageCache,
     WindowOptions,
     locate_answer,
@@ -124,6 +124,7 @@ def make_question(text: str, start: int, passage: str = "no, yes and yes") -> Qu
         (make_question("maybe", 0), None, "nor anywhere in it"),
         (make_question("", 0), None, "nor anywhere in it"),
         (Question("q", "?", "x"), None, None),
+        (Question("q", "?", "x", (Answer("x", 0),), is_impossible=True), None, None),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "benchmark", choices=["squad", "cmrc"], help="benchmark whose script is followed"
+        "benchmark", choices=["squad", "cmrc", "korquad"], help="benchmark whose script is followed"
     )
     parser.add_argument(
         "--data", required=True, metavar="FILE", help="data set with the gold answers"
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     if args.null_odds and args.benchmark != "squad":
-        raise InputError("--null-odds: every question of CMRC has an answer. Leave it out.")
+        raise InputError(
+            "--null-odds: every question of CMRC and KorQuAD has an answer. Leave it out."
+        )
     for path in filter(None, (args.data, args.predictions, args.null_odds)):
         check_file(path)
 
@@ -45,8 +47,12 @@ def run(args: argparse.Namespace) -> None:
         from bertjax.tasks.question_answering import metrics as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
-    else:
+    elif args.benchmark == "cmrc":
         from bertjax.tasks.question_answering import cmrc
 
         scores = cmrc.score_files(args.data, args.predictions)
+    else:
+        from bertjax.tasks.question_answering import korquad
+
+        scores = korquad.score_files(args.data, args.predictions)
     print(json.dumps(scores, indent=1))

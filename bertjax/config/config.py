@@ -262,9 +262,13 @@ class Config:
         if self.budget_seconds is None:
             total = to_steps("steps", self.steps, None, 1)
             decay = optimizer.decay_steps or total
+            warmup = to_steps("optimizer.warmup", optimizer.warmup, total, 0)
+            percent, unit = durations.parse_duration("optimizer.warmup", optimizer.warmup)
+            if unit == "%" and percent < 100:  # 10% of a run of one step, rounded up, is all of it
+                warmup = min(warmup, total - 1)
             optimizer = dataclasses.replace(
                 optimizer,
-                warmup=to_steps("optimizer.warmup", optimizer.warmup, total, 0),
+                warmup=warmup,
                 cooldown=to_steps("optimizer.cooldown", optimizer.cooldown, total, 0),
                 decay_steps=to_steps("optimizer.decay_steps", decay, total, total),
             )

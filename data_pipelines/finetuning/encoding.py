@@ -7,8 +7,8 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
+from data_pipelines.finetuning.question_answering.windows import window_starts
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
-from data_pipelines.finetuning.windows import window_starts
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 TRUNCATION_MODES = ("head", "tail", "head_tail", "windows")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from bertjax.tasks.question_answering.metrics import gold_texts, read_predictions
-from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad
+from bertjax.tasks.question_answering.metrics import mean_scores, read_predictions
+from data_pipelines.finetuning.question_answering.squad import QuestionAnsweringDataset, read_squad
 
 _PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 (Chinese)
 _SEGMENTS = re.compile("([一-龥])|([^一-龥]+)")
@@ -74,6 +74,11 @@ def split_words(text: str) -> list[str]:
     return text.split()
 
 
+def exact(prediction: str, gold: str) -> float:
+    """Return 1 if both normalized texts are equal, else 0."""
+    return float(normalize(prediction) == normalize(gold))
+
+
 def f1(prediction: str, gold: str) -> float:
     """Return F1 over the longest run of segments that prediction and gold share."""
     predicted, expected = split_segments(prediction), split_segments(gold)
@@ -99,31 +104,6 @@ def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, 
 
 
 def score(data: QuestionAnsweringDataset, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return the official scores in percent; a question without a prediction counts as wrong.
-
-    Returns:
-      `exact`, `f1`, their mean `average`, and `total`, the number of questions. `missing` counts
-      questions without a prediction, `surplus` predictions without a question.
-
-    Raises:
-      InputError: a question has no gold answer.
-    """
-    exact_sum, f1_sum, missing = 0, 0.0, 0
-    for question in data.questions:
-        golds = gold_texts(question)
-        if question.id not in predictions:
-            missing += 1
-            continue
-        prediction = predictions[question.id]
-        exact_sum += any(normalize(prediction) == normalize(gold) for gold in golds)
-        f1_sum += max(f1(prediction, gold) for gold in golds)
-    total = len(data.questions)
-    exact, mean_f1 = 100.0 * exact_sum / total, 100.0 * f1_sum / total
-    return {
-        "exact": exact,
-        "f1": mean_f1,
-        "average": (exact + mean_f1) * 0.5,
-        "total": total,
-        "missing": missing,
-        "surplus": len(predictions) - (total - missing),
-    }
+    """Return the official scores in percent: those of `mean_scores`, and their mean `average`."""
+    scores = mean_scores(data, predictions, exact, f1)
+    return scores | {"average": (scores["exact"] + scores["f1"]) * 0.5}

@@ -10,8 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.special import softmax
 
-from data_pipelines.finetuning.squad import Question
-from data_pipelines.finetuning.windows import PassageCache, PassageWindows, max_context_windows
+from data_pipelines.finetuning.question_answering.squad import Question
+from data_pipelines.finetuning.question_answering.windows import (
+    PassageCache,
+    PassageWindows,
+    max_context_windows,
+)
 
 N_BEST_SIZE = 20  # starts and ends considered in a window, and answers kept
 MAX_ANSWER_LENGTH = 30  # tokens

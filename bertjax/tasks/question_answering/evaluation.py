@@ -12,8 +12,8 @@ from bertjax.tasks.question_answering.decoding import Prediction, decode
 from bertjax.tasks.question_answering.metrics import score
 from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
-from data_pipelines.finetuning.squad import QuestionAnsweringDataset
-from data_pipelines.finetuning.windows import (
+from data_pipelines.finetuning.question_answering.squad import QuestionAnsweringDataset
+from data_pipelines.finetuning.question_answering.windows import (
     PassageCache,
     PassageWindows,
     WindowOptions,
@@ -102,7 +102,21 @@ def build_windows(
     options: WindowOptions,
     passages: PassageCache,
 ) -> PassageWindows:
-    """Return the windows of a data set; log misplaced answers and truncated questions."""
+    """Return the windows of a data set; log contradictory or misplaced answers, and truncation."""
+    for marked, has in ((True, "answers"), (False, "no answers")):
+        ids = [
+            q.id for q in data.questions if q.is_impossible is marked and bool(q.answers) is marked
+        ]
+        if ids:
+            _log.warning(
+                "%s: %d questions have is_impossible=%s and %s. They are trained as unanswerable. "
+                "The first: %s.",
+                name,
+                len(ids),
+                str(marked).lower(),
+                has,
+                ", ".join(ids[:_MAX_WARNINGS]),
+            )
     located = [locate_answer(question) for question in data.questions]
     problems = {
         question.id: problem

@@ -16,7 +16,11 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset, read_squad
+from data_pipelines.finetuning.question_answering.squad import (
+    Question,
+    QuestionAnsweringDataset,
+    read_squad,
+)
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 
@@ -103,6 +107,45 @@ def gold_texts(question: Question) -> list[str]:
             f"question {question.id!r} has no gold answer and cannot be scored. Leave it out."
         )
     return [answer.text for answer in question.answers]
+
+
+def mean_scores(
+    data: QuestionAnsweringDataset,
+    predictions: Mapping[str, str],
+    exact: Callable[[str, str], float],
+    f1: Callable[[str, str], float],
+) -> dict[str, float]:
+    """Return scores in percent of data whose questions all have answers.
+
+    Args:
+      data: the questions with their gold answers.
+      predictions: question id to text.
+      exact: exact match of a prediction and a gold answer.
+      f1: F1 of a prediction and a gold answer.
+
+    Returns:
+      `exact` and `f1`, each the best over the gold answers and 0 without a prediction; `total`, the
+      number of questions; `missing` questions without a prediction, and `surplus` predictions.
+
+    Raises:
+      InputError: a question has no gold answer.
+    """
+    sums, missing = [0.0, 0.0], 0
+    for question in data.questions:
+        golds = gold_texts(question)
+        if question.id not in predictions:
+            missing += 1
+            continue
+        for i, metric in enumerate((exact, f1)):
+            sums[i] += max(metric(predictions[question.id], gold) for gold in golds)
+    total = len(data.questions)
+    return {
+        "exact": 100.0 * sums[0] / total,
+        "f1": 100.0 * sums[1] / total,
+        "total": total,
+        "missing": missing,
+        "surplus": len(predictions) - (total - missing),
+    }
 
 
 def score_per_question(

@@ -10,7 +10,10 @@ from bertjax.tasks.task import check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.packed_examples import PackedShape
-from data_pipelines.finetuning.windows import WindowOptions, answer_position_target
+from data_pipelines.finetuning.question_answering.windows import (
+    WindowOptions,
+    answer_position_target,
+)
 
 MAX_WINDOWS_PER_SEQUENCE = 8
 FILES = {  # data.version -> file of each split

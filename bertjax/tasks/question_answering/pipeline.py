@@ -19,7 +19,8 @@ from bertjax.tasks.pipeline import (
 from bertjax.tasks.question_answering.evaluation import THRESHOLD, QuestionAnsweringEvalSet
 from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import (
+from data_pipelines.finetuning.question_answering.layouts import ID_FIELDS
+from data_pipelines.finetuning.question_answering.squad import (
     Question,
     QuestionAnsweringDataset,
     check_passage,
@@ -61,21 +62,23 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
 
     @staticmethod
     def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
-        """Return the questions in JSON lines, or those of a whole file in SQuAD's layout.
+        """Return the questions in JSON lines, or those of a whole file.
 
         Args:
-          lines: JSON objects with "question" and "context", or the lines of a SQuAD file.
+          lines: JSON objects with "question" and "context", or the lines of a file in a layout of
+            `data_pipelines.finetuning.question_answering.layouts`.
           file_name: unused.
 
         Raises:
-          InputError: the file is not in SQuAD's layout.
+          InputError: the file has another layout.
         """
         lines = iter(lines)
         numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         first = next(numbered, None)
         if first is None:
             return []
-        if not first[1].lstrip().startswith("{") or "question" in _parse_object(first[1]):
+        begin = first[1].lstrip("\ufeff \t")
+        if not begin.startswith(("{", "[")) or "question" in _parse_object(first[1]):
             return (
                 PredictInput(f"line {number}", _parse_object(line))
                 for number, line in itertools.chain([first], numbered)
@@ -168,4 +171,5 @@ def to_question(item: PredictInput) -> Question:
         )
     check_passage(location, passage)
     number = re.split("[ :]", location)[-1]
-    return Question(str(content.get("id", number)), text, passage)
+    id_ = next((content[name] for name in ID_FIELDS if name in content), number)
+    return Question(str(id_), text, passage)

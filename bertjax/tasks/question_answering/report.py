@@ -11,8 +11,8 @@ from bertjax.html.page import Section
 from bertjax.html.tables import TextTable
 from bertjax.tasks.question_answering.metrics import f1, score_per_question
 from bertjax.tasks.saved_evaluation import read_evaluation
-from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset
-from data_pipelines.finetuning.windows import nearest_answer
+from data_pipelines.finetuning.question_answering.squad import Question, QuestionAnsweringDataset
+from data_pipelines.finetuning.question_answering.windows import nearest_answer
 
 MAX_ERRORS_SHOWN = 12  # errors of each outcome
 CONTEXT_CHARS = 400  # characters of the passage shown on either side of an answer

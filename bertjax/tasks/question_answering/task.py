@@ -1,5 +1,6 @@
 """Question answering on SQuAD 1.1, 2.0 or files in their layout (BERT paper, sections 4.2, 4.3)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,16 +18,22 @@ from bertjax.tasks.question_answering.objective import FILES, QuestionAnsweringO
 from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad, read_squad_tfds
-from data_pipelines.finetuning.windows import PassageCache, PassageWindows
+from data_pipelines.finetuning.question_answering.squad import (
+    QuestionAnsweringDataset,
+    read_squad,
+    read_squad_tfds,
+)
+from data_pipelines.finetuning.question_answering.windows import PassageCache, PassageWindows
 from data_pipelines.text.tfds import TFDS
 
 _MAX_SEQ_LENGTH = 384  # google-research/bert; doc_stride is a third, max_query_length a sixth
 
 
 def _check_version(
-    config: Config, split: str, path: epath.PathLike, data: QuestionAnsweringDataset
+    config: Config, path: epath.PathLike, data: QuestionAnsweringDataset
 ) -> QuestionAnsweringDataset:
+    if data.is_flat and data.version == 1 and config.data["version"] == 2:
+        data = dataclasses.replace(data, version=2)  # rows that all have an answer
     if data.version != config.data["version"]:
         has = "has" if data.version == 2 else "has no"
         raise InputError(
@@ -34,7 +41,7 @@ def _check_version(
             f"version={data.version}."
         )
     without_gold = [question.id for question in data.questions if not question.answers]
-    if split == "eval" and data.version == 1 and without_gold:
+    if data.version == 1 and without_gold:
         raise InputError(
             f"{path}: {len(without_gold)} questions have no gold answer, {without_gold[0]!r} "
             "first. Leave them out; `bertjax predict` answers them."
@@ -61,9 +68,9 @@ class QuestionAnsweringTask(FinetuningTask):
         data = config.data
         if data["dir"].startswith(TFDS):
             dataset = read_squad_tfds(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
-            return [(split, _check_version(config, split, data["dir"], dataset))]
+            return [(split, _check_version(config, data["dir"], dataset))]
         return [
-            (name, _check_version(config, split, path, read_squad(path)))
+            (name, _check_version(config, path, read_squad(path)))
             for name, path in find_files(config, split, FILES[data["version"]][split])
         ]
 

@@ -32,8 +32,12 @@ PADDED, BY_LENGTH = "PyTorch, padded to 384", "PyTorch, sorted by length"
 
 def make_bertjax_features(init: str, data: str) -> Callable[[], Any]:
     """Return a function that returns the windows of a file's questions."""
-    from data_pipelines.finetuning.squad import read_squad
-    from data_pipelines.finetuning.windows import PassageCache, WindowOptions, make_windows
+    from data_pipelines.finetuning.question_answering.squad import read_squad
+    from data_pipelines.finetuning.question_answering.windows import (
+        PassageCache,
+        WindowOptions,
+        make_windows,
+    )
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer, questions = load_tokenizer(init), read_squad(data).questions

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
-from data_pipelines.finetuning.squad import Answer, Question
+from data_pipelines.finetuning.question_answering.squad import Answer, Question
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
@@ -194,9 +194,9 @@ def locate_answer(question: Question) -> tuple[Answer | None, str | None]:
     """Return a question's first answer, moved to its text, and the problem of a wrong offset.
 
     If the text is not at the answer's offset, the nearest occurrence is used. If it does not
-    occur, there is no answer.
+    occur, or the question is marked as unanswerable, there is no answer.
     """
-    if not question.answers:
+    if not question.answers or question.is_impossible:
         return None, None
     answer = question.answers[0]
     nearest = nearest_answer(question.passage, answer)

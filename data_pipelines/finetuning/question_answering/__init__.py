@@ -1,0 +1,1 @@
+"""Question answering: layouts of data sets to questions, questions to windows."""
