@@ -9,6 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import zlib
 from typing import Any
 
 # Set before JAX starts: eight devices on one CPU, for the tests of meshes, and fewer optimizations.
@@ -66,6 +67,21 @@ PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker a core, and two more where slow tests wait for other processes."""
     return (os.cpu_count() or 1) + (0 if "not slow" in config.option.markexpr else 2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that selects a part of the tests."""
+    parser.addoption("--part", metavar="K/N", help="run the K-th of N parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the part, which their names decide."""
+    if not (part := config.getoption("--part")):
+        return
+    number, count = map(int, part.split("/"))
+    others = [t for t in items if zlib.crc32(t.nodeid.encode()) % count != number - 1]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_sessionfinish() -> None:
