@@ -14,9 +14,9 @@ data     directory of train.csv (.tsv, .jsonl, .parquet, compressed or not) and 
 train_file, eval_file  names of other files in it
 text     column of the text; title+body joins two columns
 text_pair  column of a second text, if there is one
-label    column of the label
+label    column of the label; columns of 0 and 1 as label=toxic+insult
 problem_type  single_label_classification (default); multi_label_classification, with labels
-         written a,b or as a JSON list; regression
+         written a,b (or with | or ;), as a list, or with a column each; regression
 truncation  part of a text over max_seq_length that is kept: head, tail, head_tail, or windows,
          which keep all of it
 smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE

@@ -148,6 +148,7 @@ def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
     ("fields", "message"),
     [
         ({"steps": 1234, "milestones": "0.1,0.5,1"}, "--steps 1234: .* Use a multiple of 10"),
+        ({"steps": 0}, "--steps 0: no step. Train for one or more"),
         ({"milestones": "0.5,1.5"}, r"--milestones 1.5: not in \(0, 1\]"),
         ({"milestones": "0.33333,1"}, r"--milestones 0.33333: not in \(0, 1\]. Write thousandths"),
     ],
@@ -155,6 +156,14 @@ def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
 def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) -> None:
     with pytest.raises(SystemExit, match=message):
         make_ablation(tmp_path, table="steps", **fields)
+
+
+def test_ablation_of_few_steps_saves_every_step(tmp_path, monkeypatch) -> None:
+    commands = []
+    monkeypatch.setattr(ablations, "run_bertjax", lambda *words: commands.append(words))
+    ablation = make_ablation(tmp_path, table="objectives", steps=3, milestones="0.1,1")
+    ablation._pretrain(ablation.table.variants[0])
+    assert configuration(commands[0]).checkpoint_every == 1
 
 
 def test_tables_share_pretrained_models() -> None:

@@ -13,13 +13,12 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import (
     TRUNCATION_MODES,
     check_truncation,
+    class_weights,
     encode_texts,
+    make_target,
     truncated_pair_lengths,
 )
-from data_pipelines.finetuning.sequence_classification import (
-    SequenceClassificationDataset,
-    make_target,
-)
+from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 
 
 def bert_lengths(first: int, second: int, room: int) -> tuple[int, int]:
@@ -152,3 +151,22 @@ def test_invalid_truncations_and_lengths_are_rejected() -> None:
                 max_seq_length,
                 "head",
             )
+
+
+def test_class_weights_parses_weights_and_balanced() -> None:
+    labels, classes = ("a", "b", "c=d"), np.array([0, 0, 0, 1])
+    assert class_weights("", labels, classes).tolist() == [1, 1, 1]
+    assert class_weights("b=2,c=d=0.5", labels, classes).tolist() == [1, 2, 0.5]
+    # N / (C * count) as in scikit-learn; a class without examples counts as one with one.
+    balanced = class_weights("balanced", labels, classes)
+    np.testing.assert_allclose(balanced, [4 / 9, 4 / 3, 4 / 3])
+    weights = class_weights("balanced", labels[:2], classes)
+    assert weights[classes].mean() == 1
+
+
+@pytest.mark.parametrize("spec", ["z=2", "a", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,=2"])
+def test_class_weights_rejects_unknown_labels_and_invalid_weights(spec: str) -> None:
+    with pytest.raises(
+        InputError, match=r"data.class_weights='.*': not LABEL=WEIGHT .* weights of a, b"
+    ):
+        class_weights(spec, ("a", "b"), np.array([0, 1]))

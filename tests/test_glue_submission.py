@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import re
 import types
 import zipfile
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import toy_tasks
+from data_errors import publish
 
 from bertjax.cli.main import main
 from bertjax.config.loading import parse_config
 from bertjax.tasks import registry
 from bertjax.tasks.sequence_classification.glue_submission import (
     FILES,
+    add_task,
     build_submission,
     predict_majority,
     predict_test_files,
@@ -158,6 +161,33 @@ def test_build_submission_names_missing_tasks(glue) -> None:
         match=r"lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI\. Add a --checkpoint of each",
     ):
         build_submission(files)
+
+
+def test_add_task_rejects_missing_files_and_double_predictions(glue, tmp_path) -> None:
+    sources: dict[str, str] = {}
+    add_task(sources, "runs/mnli", "mnli", str(glue))
+    assert sources == dict.fromkeys(("MNLI-m", "MNLI-mm", "AX"), "runs/mnli")
+    with pytest.raises(InputError, match=r"MNLI-m: predicted by runs/mnli and runs/b\. Give"):
+        add_task(sources, "runs/b", "mnli", str(glue))
+    with pytest.raises(InputError, match=r"RTE/test\.tsv: no such file"):
+        add_task(sources, "runs/rte", "rte", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> pathlib.Path:
+    return publish(tmp_path_factory.mktemp("models") / "rte", "sequence_classification")
+
+
+@pytest.mark.slow
+def test_submit_names_missing_tasks_before_it_predicts(
+    glue, model, tmp_path, refused, monkeypatch
+) -> None:
+    config = parse_config(
+        {"task": "sequence_classification", "data": {"glue": "rte"}}, registry.data_fields()
+    )
+    monkeypatch.setattr("bertjax.training.initialization.PretrainedModel.config", lambda _: config)
+    command = ["--data", glue, "--checkpoint", model, "--output", tmp_path / "answers.zip"]
+    assert re.match("the submission lacks CoLA, SST-2", refused("submit", *command))
 
 
 def test_predict_test_files_rejects_other_task(glue) -> None:

@@ -233,6 +233,13 @@ def test_batch_gives_second_texts_token_type_1(models) -> None:
     assert batch["token_type_ids"].tolist()[0][:7] == [0, 0, 0, 1, 1, 1, 0]
 
 
+def test_batch_reads_masks(models) -> None:
+    model = models["encode"]
+    ids = model.batch(["ba [MASK] do"], ["[MASK]"])["input_ids"][0]
+    tokens = [model.tokenizer.tokens[i] for i in ids if i]
+    assert tokens == ["[CLS]", "ba", "[MASK]", "do", "[SEP]", "[MASK]", "[SEP]"]
+
+
 def test_apply_is_differentiable_and_a_key_turns_dropout_on(models) -> None:
     model = models["encode"]
     batch, apply = model.batch(["ba do ki"]), jax.jit(model.apply)

@@ -1,6 +1,7 @@
 """Lines of text files: compression, encodings, line ends, and damaged files."""
 
 import bz2
+import codecs
 import gzip
 import lzma
 import os
@@ -12,6 +13,7 @@ import zstandard
 from document_files import COMPRESS, DOCUMENTS, compressed, every_compression, read, save, text_of
 
 from data_pipelines.errors import InputError
+from data_pipelines.text.lines import read_lines
 from data_pipelines.text.sources import read_documents
 
 
@@ -151,3 +153,15 @@ def test_binary_files_are_rejected_with_a_fix(
     path = save(tmp_path / f"a.txt{suffix}", content)
     with pytest.raises(InputError, match=rf"a\.txt{suffix}: not text\. .*{fix}"):
         read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_read_lines_decodes_utf_16(encoding: str, tmp_path) -> None:
+    path = tmp_path / "t.txt"
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    text = "é 😀\r\n" * 30_000 + "end"
+    path.write_bytes(mark + text.encode(encoding))
+    assert list(read_lines(path)) == text.split("\r\n")
+    path.write_bytes(codecs.BOM_UTF16_LE + b"a\0\x00\xd8")
+    with pytest.raises(InputError, match=r"t\.txt: not UTF-16 .*\. Convert it to UTF-8"):
+        list(read_lines(path))

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import logging
 import re
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ from toy_tasks import EXPERIMENTS
 
 import bertjax.cli.main as main_module
 from bertjax.cli import config, preflight
-from bertjax.cli.main import _parser, find_subcommands, main
+from bertjax.cli.main import _OnceFilter, _parser, find_subcommands, main
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 
@@ -185,3 +186,10 @@ def test_commands_lead_from_text_to_filled_masks(tmp_path) -> None:
     error = bertjax("predict", *question, cwd=tmp_path).stderr
     assert "This model fills [MASK]s" in error and error.endswith("[MASK].'\n")
     assert run("report", "run").strip().endswith(".html")
+
+
+def test_messages_about_data_are_logged_once() -> None:
+    once = _OnceFilter()
+    names = ["data_pipelines", "data_pipelines", "bertjax", "bertjax", "data_pipelines.text"]
+    records = [logging.LogRecord(name, logging.INFO, "", 0, "%s", ("a",), None) for name in names]
+    assert [once.filter(record) for record in records] == [True, False, True, True, False]

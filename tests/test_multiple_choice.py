@@ -291,3 +291,35 @@ def test_from_rows_reads_swag_as_json_lines(data_dir: pathlib.Path) -> None:
     question = dataset_from_rows("it", read_table(path), True).questions[0]
     assert question.context == first["sent1"]
     assert question.choices[0] == f"{first['sent2']} {first['ending0']}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ctx": "He", "endings": ["ran", "sat"], "label": "1"},  # HellaSwag
+        {"question_stem": "He", "choices": {"label": ["A", "B"], "text": ["ran", "sat"]},
+         "answerKey": "B"},  # OpenBookQA, ARC and CommonsenseQA at Hugging Face
+        {"question": "He", "choices": {"label": ["1", "2"], "text": ["ran", "sat"]},
+         "answerKey": "2"},  # ARC
+        {"question": {"stem": "He", "choices": [{"label": "A", "text": "ran"},
+                                                {"label": "B", "text": "sat"}]},
+         "answerKey": "B"},  # CommonsenseQA
+        {"question": "He", "choices": "['ran', 'sat']", "label": "1"},  # a cell of a CSV
+    ],
+)  # fmt: skip
+def test_from_rows_reads_layouts_of_other_data_sets(row: dict) -> None:
+    (question,) = read(row).questions
+    assert (question.context, question.choices, question.label) == ("He", ("ran", "sat"), 1)
+
+
+def test_from_rows_joins_context_and_question() -> None:
+    """RACE has the columns article, question, options and answer."""
+    row = {"article": "It rained.", "question": "Why?", "options": ["x", "y"], "answer": "A"}
+    (question,) = read(row).questions
+    assert (question.context, question.label) == ("It rained. Why?", 0)
+
+
+def test_from_rows_leaves_out_questions_without_a_label(caplog) -> None:
+    data = read(SWAG | {"label": "-1"}, SWAG | {"label": 1}, SWAG | {"label": None})
+    assert [question.label for question in data.questions] == [1]
+    assert "left out 2 of 3 examples without a label: -1 (1), no value (1)" in caplog.text

@@ -3,20 +3,17 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.encoding import make_target
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,
-    class_weights,
     dataset_from_rows,
     label_names,
-    label_text,
-    make_target,
     split_column_names,
 )
 from data_pipelines.finetuning.table import TableRow, read_table
@@ -75,7 +72,7 @@ def test_from_rows_ignores_labels_of_unlabeled_data() -> None:
             ":2: column 'label' is 3. Write labels separated by ','",
         ),
         (LABELS, [{"text": "a", "label": [["x"]]}], ":2: column 'label' is .*. Write the name"),
-        (NUMBER, [{"text": "a", "label": "nan"}], ":2: .* 'nan', not a finite number"),
+        (NUMBER, [{"text": "a", "label": "nan"}], ":2: .* 'nan', no label, as in all rows"),
         (NUMBER, [{"text": "a", "label": "-inf"}], ":2: .* '-inf', not a finite number"),
         (NUMBER, [{"text": "a", "label": "1e39"}], ":2: .* '1e39', not a finite number"),
         (
@@ -124,24 +121,6 @@ def test_table_columns_rejects_invalid_columns(arguments: dict, message: str) ->
         TableColumns(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1, "1"),
-        (1.0, "1"),
-        (" 1 ", "1"),
-        ("1.0", "1.0"),
-        (True, "True"),
-        (None, ""),
-        (math.nan, ""),
-        (0.5, "0.5"),
-        ("a b", "a b"),
-    ],
-)
-def test_label_text_normalizes_numbers_and_blanks(value: object, text: str) -> None:
-    assert label_text(value) == text
-
-
 def test_from_rows_reads_separated_and_listed_labels() -> None:
     data = labeled("b, a,b,", ["a", 3, ""], "", [], columns=LABELS)
     assert data.values == [("b", "a"), ("a", "3"), (), ()]
@@ -161,7 +140,7 @@ def test_label_names_do_not_depend_on_the_order_of_rows(labels: list[str], draw)
 
 def test_label_names_sorts_whole_numbers_by_value() -> None:
     assert label_names(labeled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
-    assert label_names(labeled("10", "9", "-")) == ("-", "10", "9")
+    assert label_names(labeled("10", "9", "x")) == ("10", "9", "x")
 
 
 @pytest.mark.parametrize(
@@ -264,20 +243,44 @@ def test_make_target_rejects_unknown_labels_with_their_location() -> None:
             make_target(labeled("a", "z", columns=columns), ("a", "b"), columns.problem_type)
 
 
-def test_class_weights_parses_weights_and_balanced() -> None:
-    labels, classes = ("a", "b", "c=d"), np.array([0, 0, 0, 1])
-    assert class_weights("", labels, classes).tolist() == [1, 1, 1]
-    assert class_weights("b=2,c=d=0.5", labels, classes).tolist() == [1, 2, 0.5]
-    # N / (C * count) as in scikit-learn; a class without examples counts as one with one.
-    balanced = class_weights("balanced", labels, classes)
-    np.testing.assert_allclose(balanced, [4 / 9, 4 / 3, 4 / 3])
-    weights = class_weights("balanced", labels[:2], classes)
-    assert weights[classes].mean() == 1
+def test_from_rows_reads_a_column_for_each_label() -> None:
+    columns = dataclasses.replace(LABELS, label="toxic+insult+threat")
+    rows = [{"text": "a", "toxic": 0, "insult": 1, "threat": 0}] * 2
+    data = read([*rows, {"text": "b", "toxic": "-1", "insult": "-1", "threat": "-1"}], columns)
+    assert data.values == [("insult",)] * 2 and label_names(data) == ("toxic", "insult", "threat")
+    named = [{"text": "a", "toxic+insult+threat": "x,y"}]
+    assert read(named, columns).values == [("x", "y")]
 
 
-@pytest.mark.parametrize("spec", ["z=2", "a", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,=2"])
-def test_class_weights_rejects_unknown_labels_and_invalid_weights(spec: str) -> None:
-    with pytest.raises(
-        InputError, match=r"data.class_weights='.*': not LABEL=WEIGHT .* weights of a, b"
-    ):
-        class_weights(spec, ("a", "b"), np.array([0, 1]))
+def test_from_rows_leaves_out_missing_labels_and_keeps_row_numbers() -> None:
+    data = labeled("a", "-", "b", "a", "b", None)
+    assert data.values == ["a", "b", "a", "b"] and data.ids == ["0", "2", "3", "4"]
+    assert data.texts == ["text 0", "text 2", "text 3", "text 4"]
+    assert data.missing_labels == {"-"}
+    assert read([{"text": "a", "label": "-"}] * 3, labeled=False).texts == ["a"] * 3
+
+
+def test_from_rows_accepts_an_empty_column_of_a_joined_text() -> None:
+    columns = TableColumns(("title", "body"), label="label")
+    rows = [{"title": "A", "body": value, "label": "x"} for value in ("b", "", None, math.nan)]
+    assert read(rows, columns).texts == ["A b", "A", "A", "A"]
+    with pytest.raises(InputError, match=r"^t.csv:2: columns 'title', 'body' are empty\."):
+        read([{"title": " ", "body": None, "label": "x"}], columns)
+
+
+def test_from_rows_leaves_out_answers_that_are_not_accepted(caplog) -> None:
+    answers = ("accept", "reject", "ignore", "accept")
+    rows = [{"text": "a", "label": "x", "answer": answer} for answer in answers]
+    assert len(read(rows)) == 2 and "left out 2 of 4 rows" in caplog.text
+    assert len(read([row | {"answer": "yes"} for row in rows])) == 4
+
+
+def test_label_names_warns_of_labels_that_differ_in_case(caplog) -> None:
+    assert label_names(labeled("Good", "good", "bad")) == ("Good", "bad", "good")
+    assert "labels differ in upper and lower case only: Good, good" in caplog.text
+
+
+def test_train_eval_split_evaluates_a_text_of_few_repeated_ones() -> None:
+    data = read([{"text": f"{i % 3}", "label": "x"} for i in range(60)])
+    train, dev = data.train_eval_split(0.001 + 1 / 60)
+    assert len(train) == 40 and len({*dev.texts}) == 1

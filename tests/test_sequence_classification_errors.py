@@ -43,8 +43,8 @@ CASES = {
         f"{T}.csv:6: column 'text' is empty. Write its text, delete the row, or allow bad rows",
     ),
     "a label that is empty": (
-        {"train.csv": CSV + "ba,\n"}, "sequence_classification",
-        f"{T}.csv:6: column 'label' is empty. Write the label or delete the row",
+        {"train.csv": "text,label\nba,\nki,-\n"}, "sequence_classification",
+        f"{T}.csv:2: column 'label' is empty, as in all rows. Give labels, or predict without them",
     ),
     "a row of too many fields": (
         {"train.csv": CSV + "ba,do,a\n"}, "sequence_classification",
@@ -59,13 +59,23 @@ CASES = {
         {"train.tsv": CSV}, "sequence_classification",
         f"{T}.tsv: commas between .* Rename it to end in .csv",
     ),
-    "semicolons": (
-        {"train.csv": CSV.replace(",", ";")}, "sequence_classification",
-        f"{T}.csv: semicolons .* Save it with commas",
+    "a file without a header": (
+        {"train.csv": CSV.replace("text,label", "lu,a")}, "sequence_classification",
+        f"{T}.csv: there is no column 'text', but 'lu', 'a'. The first line seems to be a row, as "
+        "'a' is no name. Write a header, or name all columns with data.columns=text\\+label",
     ),
-    "semicolons between quotes": (
-        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "sequence_classification",
-        f"{T}.csv: semicolons .* Save it with commas",
+    "a name in upper case": (
+        {"train.csv": CSV.replace("text", "Text")}, "sequence_classification",
+        f"{T}.csv: there is no column 'text', but 'Text', 'label'. Set data.text=Text",
+    ),
+    "columns of labels for one class": (
+        {"train.csv": "text,a,b\nba,0,1\n"}, "sequence_classification:label=a+b",
+        "data.label='a\\+b': 2 columns. Set data.problem_type=multi_label_classification",
+    ),
+    "a class that is rare in dev and seems to mark missing labels": (
+        {"train.csv": "text,label\nba,x\nki,none\nme,x\nlu,none\n",
+         "dev.csv": "text,label\n" + "ba,x\n" * 4 + "ki,none\n"}, "sequence_classification",
+        "DIR/dev.csv: label 'none' is a class of the model, .* Set data.missing_labels=''",
     ),
     "a label whose column has another name": (
         {"train.csv": CSV.replace("label", "mood")}, "sequence_classification",
@@ -81,9 +91,9 @@ CASES = {
         f"{T}.csv:4: id '1' is also at {T}.csv:2. Give each",
     ),
     "a number that is none": (
-        {"train.csv": "text,label\nba,1\nki,nan\n", "dev.csv": "text,label\nba,1\n"},
+        {"train.csv": "text,label\nba,1\nki,inf\n", "dev.csv": "text,label\nba,1\n"},
         "sequence_classification:problem_type=regression",
-        f"{T}.csv:3: column 'label' is 'nan', not a finite number. Fix it",
+        f"{T}.csv:3: column 'label' is 'inf', not a finite number. Fix it",
     ),
     "words where numbers should be": (
         {"train.csv": CSV}, "sequence_classification:problem_type=regression",
@@ -266,8 +276,7 @@ def test_evaluate_rejects_models_of_other_data(
         ("in.jsonl", '\n{"body": "ba"}\n', "line 2: no column 'text'"),
         ("in.txt", b"ba\n\xff\n", "in.txt: byte 3 is not UTF-8. Convert it"),
         ("in.csv", "text\nba\n ,\n", "in.csv:3: 2 fields instead of 1"),
-        ("in.csv", "text,x\nba,1\n,2\n", "in.csv:3: column 'text' is empty"),
-        ("in.csv", 'text,x\n"ba\ndo",1\n,2\n', "in.csv:4: column 'text' is empty"),
+        ("in.csv", "text,x\n,1\n,2\n", "in.csv:2: column 'text' is empty"),
         ("in.csv", "body\nba\n", "in.csv:2: no column 'text', only 'body'"),
     ],
 )
@@ -279,6 +288,29 @@ def test_predict_rejects_invalid_inputs(
         "predict", "--checkpoint", models / "sequence_classification", "--input", tmp_path / name
     )
     assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("in.csv", 'text,x\n"ba\ndo",1\n,2\nki,3\n', r".*in\.csv:4: column 'text' is empty"),
+        ("in.jsonl", '{"text": "ba"}\n{"text": null}\n"ki"\n', "line 2: column 'text' is None"),
+        ("in.json", '[{"text": "ba"},\n {"body": 1}, {"text": "ki"}]', "record 2: no column"),
+    ],
+)
+def test_predict_answers_an_invalid_input_with_its_error(
+    name: str, content: str, line: str, models, tmp_path, capsys
+) -> None:
+    from bertjax.cli.main import main
+
+    write(tmp_path, {name: content})
+    flags = ["--checkpoint", str(models / "sequence_classification")]
+    assert main(["predict", *flags, "--input", str(tmp_path / name)]) == 0
+    output = capsys.readouterr()
+    first, error, last = map(json.loads, output.out.splitlines())
+    assert "label" in first and "label" in last
+    assert error.keys() == {"error"} and re.match(line, error["error"])
+    assert "1 of 3 inputs are invalid" in output.err
 
 
 def test_predict_accepts_tables_with_types_unknown_to_json(models, tmp_path, capsys) -> None:

@@ -12,6 +12,7 @@ from processes import run
 from run_outputs import metrics
 
 from bertjax.cli.main import main
+from bertjax.config.loading import parse_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
@@ -19,11 +20,13 @@ from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import PredictInput
+from bertjax.tasks.sequence_classification.data import read_sets
 from bertjax.tasks.token_classification.pipeline import _parse_input
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.sequence_classification import label_names
 
 LABELS = ("glad", "odd, or so", "sad")
 PRIMARY_METRICS = dict(
@@ -318,3 +321,34 @@ def test_evaluate_rejects_other_labels(trained, folder) -> None:
             toy_tasks.configuration("regression", folder, trained("single_label")),
             trained("single_label"),
         )
+
+
+MULTI_LABEL = {"problem_type": "multi_label_classification"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "values"),
+    [
+        ("t.csv", "v1,v2,,,\nx,a,,,\ny,b,,,\n", {"text": "v2", "label": "v1"}, ["x", "y"]),
+        ("t.json", '[{"text": "a", "label": "x"},\n {"text": "b", "label": "y"}]', {}, ["x", "y"]),
+        ("t.jsonl", '{"text": "a", "label": 0}\n' * 3
+         + '{"text": "b", "label": 1}\n' * 3 + '{"text": "c", "label": -1}\n', {}, [*"000111"]),
+        ("t.csv", "text,label\na,\"['x', 'y']\"\nb,['x']\n", MULTI_LABEL, [("x", "y"), ("x",)]),
+        ("t.csv", "text,x,y\na,0,1\nb,1,0\n", MULTI_LABEL | {"label": "x+y"}, [("y",), ("x",)]),
+        ("t.tsv", 'text\tlabel\n"a ""b"""\tx\nb\ty\n', {}, ["x", "y"]),
+        ("t.tsv", "x\ta\ny\tb\n", {"columns": "label+text"}, ["x", "y"]),
+        ("t.jsonl", '{"a": "a", "label": "x"}\n{"a": "b", "b": "c", "label": "y"}\n',
+         {"text": "a+b"}, ["x", "y"]),
+        ("t.csv", "text,label\na,x\nb,-\nc,x\nd,x\ne,y\n", {"missing_labels": ""}, [*"x-xxy"]),
+    ],
+)  # fmt: skip
+def test_read_sets_reads_tables_as_others_write_them(
+    name: str, content: str, fields: dict, values: list, tmp_path
+) -> None:
+    (tmp_path / name).write_text(content)
+    data = {"dir": str(tmp_path), "train_file": name, "eval_file": name, **fields}
+    config = parse_config({"task": "sequence_classification", "data": data}, registry.data_fields())
+    ((_, train),) = read_sets(config, "train")
+    assert train.values == values and train.texts[0].startswith("a")
+    assert '"' not in train.texts[0] or train.texts[0] == 'a "b"'
+    assert len(label_names(train)) >= 2

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import pathlib
+import random
 import tempfile
 
 import numpy as np
@@ -141,6 +142,9 @@ def test_csv_fields_may_be_long(tmp_path) -> None:
         ("t.csv", 'text,label\na,1\n"b,2\nc,3\n', r"t\.csv:3: not CSV .*\. Fix its quotes"),
         ("t.csv", "text,text\na,1\n", "two columns 'text'. Rename one"),
         ("t.csv", "text\tlabel\na\t1\n", "tabs between .* for commas. Rename it to end in .tsv"),
+        ("t.csv", '"text"\t"label"\n"a"\t"1"\n', "tabs between .* Rename it to end in .tsv"),
+        ("t.tsv", "text;label\na;1\n", "semicolons between .* Rename it to end in .csv"),
+        ("t.csv", "text|label\na|1\n", "bars between the columns. Write commas"),
         ("t.csv", "text,label\n", "no rows. Give"),
         ("t.csv", "", "no rows. Give"),
         ("t.csv", b"text,label\n\xff\xfe,1\n", "byte 11 is not UTF-8. Convert"),
@@ -253,6 +257,52 @@ def test_read_table_skips_blank_lines_of_json(tmp_path) -> None:
     path = write(tmp_path / "a.jsonl", '{"a": 1}\n \n{"b": [null]}')
     rows = [TableRow(f"{path}:1", {"a": 1}), TableRow(f"{path}:3", {"b": [None]})]
     assert read_table(path) == rows
+
+
+NUM_MUTATIONS = 40  # 1,000 were run for each format
+
+
+def mutate_json(draw: random.Random, rows: list[dict], path: pathlib.Path) -> None:
+    """Write rows as JSON in a layout that is drawn."""
+    layouts = {
+        "lines": None,
+        "list": rows,
+        "data": {"version": "1", "data": rows},
+        "columns": {name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]},
+        "index": {str(i): row for i, row in enumerate(rows)},
+        "split": {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]},
+    }
+    options = {"indent": draw.choice([None, 1]), "ensure_ascii": draw.random() < 0.5}
+    value = layouts[draw.choice([*layouts])]
+    parts = rows if value is None else [value]
+    content = "\n".join(json.dumps(part, **options) for part in parts)
+    content = draw.choice(["", "\n"]) + content + draw.choice(["", "\n", "\n\n"])
+    data = draw.choice([b"", BOM]) + content.encode()
+    data = data.replace(b"\n", draw.choice([b"\n", b"\r\n", b"\r"]))
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
+
+
+def mutate_parquet(draw: random.Random, rows: list[dict], path: pathlib.Path) -> None:
+    """Write rows as Parquet with a compression and a size of row groups that are drawn."""
+    codec = draw.choice(["none", "snappy", "gzip", "zstd"])
+    table = pyarrow.Table.from_pylist(rows)
+    parquet.write_table(table, path, compression=codec, row_group_size=draw.randint(1, 5))
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.parquet"])
+def test_read_table_gives_the_same_rows_for_all_writers(name: str, tmp_path) -> None:
+    draw = random.Random(0)
+    rows = [
+        {"text": f'"{i}",\té\n\u2028', "label": draw.choice([0, None]), "all": [{"a": i}]}
+        for i in range(4)
+    ]
+    for _ in range(NUM_MUTATIONS):
+        names = draw.sample([*rows[0]], 3)
+        shuffled = [{name: row[name] for name in names} for row in rows]
+        is_parquet = name == "t.parquet"
+        path = tmp_path / f"{name}{'' if is_parquet else draw.choice(['', *COMPRESS])}"
+        (mutate_parquet if is_parquet else mutate_json)(draw, shuffled, path)
+        assert values_of(path) == rows
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,23 @@ _SIGPIPE_STATUS = 128 + 13  # a shell's exit status for a program that SIGPIPE e
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
+class _OnceFilter(logging.Filter):
+    """Filter that drops repeated messages about data, whose files a task may read several times."""
+
+    def __init__(self) -> None:
+        super().__init__("data_pipelines")
+        self._messages: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False for a message about data that was logged before."""
+        if not super().filter(record):
+            return True
+        message = record.getMessage()
+        is_new = message not in self._messages
+        self._messages.add(message)
+        return is_new
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status.
 
@@ -80,7 +97,9 @@ def _parse_and_run(argv: Sequence[str]) -> int:
     # Set before any import of tensorflow, which only reads data here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_OnceFilter())
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler])
     for ours in ("bertjax", "data_pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # absl's errors arrive as exceptions

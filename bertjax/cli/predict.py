@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         metavar="FILE",
         help="lines of text or JSON objects; a table (.csv, .tsv, .parquet); a file in another "
-        "format of the model's task; - for standard input",
+        "format of the model's task; - for standard input; an invalid input gets a line with its "
+        "error",
     )
     source.add_argument(
         "--text", action="append", metavar="LINE", help="one input; may be repeated"
@@ -88,21 +89,28 @@ def run(args: argparse.Namespace) -> None:
         batch_size = 1
     with open_output(args.output) as sink:
         predictor, count = Predictor(args.checkpoint), 0
+        errors: list[str] = []
+        inputs, is_file = read_inputs(predictor.pipeline), args.input is not None
         try:
-            for answer in predictor.predict(
-                read_inputs(predictor.pipeline), batch_size, args.return_all_scores
-            ):
+            for answer in predictor.predict(inputs, batch_size, args.return_all_scores, is_file):
                 # Flushing a remote file would write it again as a whole.
                 print(as_json(answer), file=sink, flush=sink is sys.stdout)
                 count += 1
+                errors += [answer["error"]] if answer.keys() == {"error"} else []
         except InputError as error:
             if args.input is not None:  # the error names the line
                 raise
             pipeline = predictor.pipeline
             sample = predict_arguments(pipeline.sample_input())
             raise InputError(f"{error} This model {pipeline.description}: {sample}") from error
+    if errors:
+        print(
+            f"{args.input}: {len(errors):,} of {count:,} inputs are invalid: their lines have an "
+            f'"error" in place of a prediction. The first: {errors[0]}',
+            file=sys.stderr,
+        )
     if args.output != "-":
-        print(f"{args.output}: {count:,} predictions.", file=sys.stderr)
+        print(f"{args.output}: {count - len(errors):,} predictions.", file=sys.stderr)
 
 
 def _resolve_path(path: str) -> str:

@@ -1,11 +1,9 @@
 """Write a GLUE submission from the test predictions of runs."""
 
 import argparse
-from collections.abc import Iterator
 
 from bertjax.cli.files import check_output
 from bertjax.cli.jax_setup import enable_compilation_cache
-from data_pipelines.errors import InputError
 from data_pipelines.text.tfds import TFDS, check_tfds_installed
 
 ORDER = 75
@@ -53,29 +51,31 @@ def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from etils import epath
 
-    from bertjax.tasks.sequence_classification.glue_submission import build_submission
+    from bertjax.inference.predictor import Predictor, open_model
+    from bertjax.tasks.sequence_classification import glue_submission as glue
 
     enable_compilation_cache()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for source, predictions in _predictions(args):
-        for file, content in predictions.items():
-            if file in files:
-                raise InputError(f"{file}: predicted by {sources[file]} and {source}. Give one.")
-            files[file], sources[file] = content, source
-            print(f"{file}: {len(content.splitlines()) - 1:,} predictions of {source}", flush=True)
-    epath.Path(args.output).write_bytes(build_submission(files))
-
-
-def _predictions(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
-    from bertjax.inference.predictor import Predictor
-    from bertjax.tasks.sequence_classification.glue_submission import (
-        predict_majority,
-        predict_test_files,
-    )
-
     for name in args.majority_class:
-        yield f"--majority-class {name}", predict_majority(name, args.data)
-    for path in args.checkpoint:
-        predictor = Predictor(path)
-        yield path, predict_test_files(predictor.path, predictor.pipeline, predictor.run, args.data)
+        source = f"--majority-class {name}"
+        glue.add_task(sources, source, name, args.data)
+        files |= _report(source, glue.predict_majority(name, args.data))
+    models = [open_model(path) for path in args.checkpoint]
+    for path, model in zip(args.checkpoint, models, strict=True):
+        name = glue.glue_task_name(model.path, model.config())
+        glue.add_task(sources, path, name, args.data)
+    glue.check_complete(sources)
+    for path, model in zip(args.checkpoint, models, strict=True):
+        predictor = Predictor(model)
+        predictions = glue.predict_test_files(
+            predictor.path, predictor.pipeline, predictor.run, args.data
+        )
+        files |= _report(path, predictions)
+    epath.Path(args.output).write_bytes(glue.build_submission(files))
+
+
+def _report(source: str, predictions: dict[str, str]) -> dict[str, str]:
+    for file, content in predictions.items():
+        print(f"{file}: {len(content.splitlines()) - 1:,} predictions of {source}", flush=True)
+    return predictions

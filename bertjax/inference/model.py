@@ -15,6 +15,7 @@ from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions, apply_encoder
+from bertjax.tasks.fill_mask import encode_with_masks
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import bucket_size
 from bertjax.training.initialization import PretrainedModel
@@ -120,6 +121,7 @@ class Model:
 
         They are `input_ids`, `token_type_ids`, `example_ids` and `position_ids`. T is a power of
         two, so that few shapes are compiled. `example_ids` is 1 for tokens and 0 for padding.
+        "[MASK]" in a text is the mask token, as for `fill_mask`.
 
         Args:
           texts: texts.
@@ -137,7 +139,8 @@ class Model:
             )
         limit = self.config.max_position_embeddings
         dataset = SequenceClassificationDataset("", [], first, second)
-        examples, _, num_truncated = encode_texts(dataset, self.tokenizer, limit, "head")
+        encode = functools.partial(encode_with_masks, self.tokenizer)
+        examples, _, num_truncated = encode_texts(dataset, self.tokenizer, limit, "head", encode)
         if num_truncated:
             raise InputError(
                 f"{num_truncated} of {len(first)} texts have more than the {limit} tokens that the "

@@ -127,7 +127,11 @@ class Predictor(Runner):
         super().__init__(model, objective)
 
     def predict(
-        self, inputs: Iterable[PredictInput], chunk_size: int = 1, return_all_scores: bool = False
+        self,
+        inputs: Iterable[PredictInput],
+        chunk_size: int = 1,
+        return_all_scores: bool = False,
+        skip_invalid: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Yield the answer to each input; see `bertjax.tasks.pipeline.Pipeline.postprocess`.
 
@@ -136,12 +140,50 @@ class Predictor(Runner):
           chunk_size: inputs that are read before the first answer; a list is predicted in the
             pipeline's largest batches.
           return_all_scores: add the scores of all labels or choices.
+          skip_invalid: answer an invalid input with {"error": message} and continue.
+
+        Raises:
+          InputError: an input is invalid, or with `skip_invalid` all inputs of the first chunk.
         """
         limit = self.pipeline.max_batch_inputs
         size = limit if isinstance(inputs, Sequence) else min(chunk_size, limit)
         remaining = iter(inputs)
+        is_first = True
         while chunk := list(itertools.islice(remaining, size)):
-            yield from self.pipeline.predict(self.run, chunk, return_all_scores)
+            try:
+                answers = iter(self.pipeline.predict(self.run, chunk, return_all_scores))
+                first = next(answers)
+            except InputError:
+                errors = self._find_errors(chunk) if skip_invalid else []
+                if not any(errors) or (is_first and all(errors)):
+                    raise
+                yield from self._predict_valid(chunk, errors, return_all_scores)
+            else:
+                yield first
+                yield from answers
+            is_first = False
+
+    def _find_errors(self, inputs: Sequence[PredictInput]) -> list[str]:
+        """Return the error of each input, "" if it is valid."""
+        errors = []
+        for item in inputs:
+            try:
+                self.pipeline.preprocess([item])
+            except InputError as error:
+                errors.append(str(error))
+            else:
+                errors.append("")
+        return errors
+
+    def _predict_valid(
+        self, inputs: Sequence[PredictInput], errors: Sequence[str], return_all_scores: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the answer to each input, or its error."""
+        pairs = zip(inputs, errors, strict=True)
+        valid = [item for item, error in pairs if not error]
+        answers = iter(self.pipeline.predict(self.run, valid, return_all_scores) if valid else ())
+        for error in errors:
+            yield {"error": error} if error else next(answers)
 
 
 def make_inputs(data: Any) -> tuple[list[PredictInput], bool]:

@@ -20,6 +20,7 @@ from bertjax.tasks.pipeline import (
 from bertjax.tasks.task import bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.packing import SequenceLimits, pack
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 MASK = "[MASK]"  # in texts of users, whatever the tokenizer calls its mask
 _TOP_K = 5  # tokens returned for each mask
@@ -103,15 +104,17 @@ class FillMaskPipeline(Pipeline[Context]):
     def _encode(self, location: str, text: str) -> np.ndarray:
         """Return the token ids of a text with its special tokens, int32."""
         tokenizer = self.tokenizer
-        first, *others = (tokenizer.encode(part) for part in text.split(MASK))
-        if not others:
+        if MASK not in text:
             raise InputError(f"{location}: there is no {MASK}. Write one where a token is missing.")
-        ids = [tokenizer.cls_id, *first]
-        for part in others:
-            ids += [tokenizer.mask_id, *part]
-        ids.append(tokenizer.sep_id)
+        ids = [tokenizer.cls_id, *encode_with_masks(tokenizer, text), tokenizer.sep_id]
         check_num_tokens(location, len(ids), self.max_input_tokens)
         return np.array(ids, np.int32)
+
+
+def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the token ids of a text, each "[MASK]" as the mask token."""
+    first, *others = (tokenizer.encode(part) for part in text.split(MASK))
+    return [*first, *(i for part in others for i in (tokenizer.mask_id, *part))]
 
 
 def check_num_tokens(location: str, num_tokens: int, max_tokens: int) -> None:

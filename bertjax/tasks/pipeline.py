@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_object
+from data_pipelines.finetuning.table import JSON_SUFFIXES, file_format
+from data_pipelines.parsing import parse_object, read_json_records
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MAX_BARS = 20  # of a chart
@@ -112,7 +114,8 @@ class Pipeline(abc.ABC, Generic[Context]):
     def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
         """Return the inputs in the lines of a file: texts or JSON objects; skip empty lines.
 
-        Lines are read lazily, unless a format needs the whole file. Then the result is a list.
+        Lines are read lazily, unless a format needs the whole file. Then the result is a list. All
+        objects of a JSON file may also be in one list.
 
         Args:
           lines: lines of the file.
@@ -121,11 +124,18 @@ class Pipeline(abc.ABC, Generic[Context]):
         Raises:
           InputError: a line is not valid JSON; the message names its number.
         """
-        for number, line in enumerate(lines, 1):
-            if text := line.strip():
-                location = f"line {number}"
-                is_object = text.startswith("{")
-                yield PredictInput(location, parse_object(location, text) if is_object else text)
+        records: Iterable[tuple[str, str | dict[str, Any]]]
+        if file_format(epath.Path(file_name)) in JSON_SUFFIXES:
+            records = read_json_records("", (line.rstrip("\r\n") for line in lines))
+        else:
+            records = ((f":{i}", line) for i, line in enumerate(lines, 1) if line.strip())
+        for name, record in records:
+            location = name.replace(":", "line ").strip()
+            if isinstance(record, str):
+                record = record.strip()
+                if record.startswith("{"):
+                    record = parse_object(location, record)
+            yield PredictInput(location, record)
 
     @abc.abstractmethod
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:

@@ -1,6 +1,8 @@
-"""Texts and text pairs as examples of tokens: whole, truncated or in windows."""
+"""Texts and text pairs as examples of tokens, whole, truncated or in windows; their labels."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +40,11 @@ class EncodedTexts(NamedTuple):
 
 
 def encode_texts(
-    data: SequenceClassificationDataset, tokenizer: Tokenizer, max_seq_length: int, truncation: str
+    data: SequenceClassificationDataset,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    truncation: str,
+    encode: Callable[[str], list[int]] | None = None,
 ) -> EncodedTexts:
     """Return texts as examples [CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP].
 
@@ -50,10 +56,12 @@ def encode_texts(
         quarter from its head and three quarters from its tail (Sun et al. 2019 keep 128 + 382).
         "windows" keeps all of it in windows that overlap by a quarter. The longer text of a pair
         loses tokens first; of equally long texts the second.
+      encode: function from a text to token ids; by default that of the tokenizer.
 
     Raises:
       InputError: "head_tail" or "windows" for pairs, or `max_seq_length` is too small.
     """
+    encode = encode or tokenizer.encode
     check_truncation(truncation, data.text_pairs is not None)
     num_texts = 1 if data.text_pairs is None else 2  # of an example
     room = max_seq_length - (num_texts + 1)  # [CLS], and [SEP] after each text
@@ -64,8 +72,8 @@ def encode_texts(
     text_indices: list[int] = []
     num_truncated = 0
     for number, text in enumerate(data.texts):
-        first = tokenizer.encode(text)
-        second = None if data.text_pairs is None else tokenizer.encode(data.text_pairs[number])
+        first = encode(text)
+        second = None if data.text_pairs is None else encode(data.text_pairs[number])
         is_too_long = len(first) + len(second or ()) > room
         num_truncated += is_too_long and truncation != "windows"
         suffix: list[int] = []
@@ -124,3 +132,74 @@ def _truncate(ids: list[int], room: int, truncation: str) -> list[int]:
         return list(ids)
     head = {"head": room, "tail": 0, "head_tail": room // 4}[truncation]
     return ids[:head] + ids[len(ids) - (room - head) :]
+
+
+def make_target(
+    data: SequenceClassificationDataset, labels: Sequence[str], problem_type: str
+) -> Target:
+    """Return the target of a data set: weight 1 for each example, or 0 if it is unlabeled.
+
+    Args:
+      data: the examples.
+      labels: names of the classes or labels (C), in the order of their ids; unused for regression.
+      problem_type: one of `PROBLEM_TYPES`.
+
+    Returns:
+      Class ids int32 [N], label sets float32 [N, C] or numbers float32 [N].
+
+    Raises:
+      InputError: an example has a label that `labels` does not contain.
+    """
+    dtype = np.int32 if problem_type == "single_label_classification" else np.float32
+    is_multi_label = problem_type == "multi_label_classification"
+    values = np.zeros((len(data), len(labels)) if is_multi_label else (len(data),), dtype)
+    if data.values is None:
+        return Target("example", values, np.zeros(len(data), np.float32))
+    label_ids = {name: i for i, name in enumerate(labels)}
+    for i, value in enumerate(data.values):
+        if problem_type == "regression":
+            values[i] = value
+            continue
+        for name in value if isinstance(value, tuple) else (value,):
+            if name not in label_ids:
+                some = ", ".join(map(repr, labels[:5])) + (" ..." if len(labels) > 5 else "")
+                raise InputError(
+                    f"{data.locations[i]}: label {name!r} is not a label of the model ({some}). "
+                    "Fix it, or train with this label."
+                )
+            if is_multi_label:
+                values[i, label_ids[name]] = 1
+            else:
+                values[i] = label_ids[name]
+    return Target("example", values, np.ones(len(data), np.float32))
+
+
+def class_weights(spec: str, labels: Sequence[str], classes: np.ndarray) -> np.ndarray:
+    """Return the weight of each class, float32 [C].
+
+    Args:
+      spec: "" for 1, "balanced" for N / (C * examples of the class), or "LABEL=WEIGHT,...", where
+        labels without a weight get 1.
+      labels: names of the classes.
+      classes: class ids of the training examples, int32 [N].
+
+    Raises:
+      InputError: a name is not a label, or a weight is not a positive number.
+    """
+    weights = np.ones(len(labels), np.float32)
+    if spec == "balanced":
+        counts = np.bincount(classes, minlength=len(labels))
+        return (len(classes) / (len(labels) * np.maximum(counts, 1))).astype(np.float32)
+    for part in filter(None, spec.split(",")):
+        name, _, text = part.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if name not in labels or not 0 < weight < math.inf:
+            raise InputError(
+                f"data.class_weights={part!r}: not LABEL=WEIGHT with a positive weight. Write "
+                f"balanced, or weights of {', '.join(labels[:8])}."
+            )
+        weights[labels.index(name)] = weight
+    return weights

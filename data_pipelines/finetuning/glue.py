@@ -130,8 +130,8 @@ def read_glue(
       InputError: the file does not have the task's columns, or a label is unknown.
     """
     task = find_glue_task(name)
-    tsv_columns = _COLA_COLUMNS if labeled and not task.has_header else ()
-    rows = read_table(source, max_bad_fraction, tsv_columns)
+    file_columns = _COLA_COLUMNS if labeled and not task.has_header else ()
+    rows = read_table(source, max_bad_fraction, file_columns, keep_quotes=True)
     columns, label = task.columns, task.label
     if task.translated_columns and rows[0].values.keys() >= {*task.translated_columns[0]}:
         columns, label = task.translated_columns
@@ -220,6 +220,7 @@ def _to_dataset(
         tuple(text_pair),
         label,
         problem_type=task.problem_type,
+        missing_labels="",
         eval_set_column=eval_set_column,
     )
     data = dataset_from_rows(name, rows, table_columns, labeled, max_bad_fraction)

@@ -1,7 +1,9 @@
 """Multiple-choice questions in the layout of SWAG (Zellers et al. 2018) or as JSON objects."""
 
 import dataclasses
+import logging
 import re
+import string
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,11 +12,20 @@ import numpy as np
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import truncated_pair_lengths
 from data_pipelines.finetuning.examples import Examples, Target
-from data_pipelines.finetuning.sequence_classification import label_text
+from data_pipelines.finetuning.labels import label_text, parse_list
+from data_pipelines.finetuning.missing_labels import MISSING_MARKS, log_missing_labels
 from data_pipelines.finetuning.table import TableRow
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
+_log = logging.getLogger("data_pipelines")
 _ENDING = re.compile(r"ending(\d+)")
+# Names of columns in other data sets: HellaSwag, RACE, ARC, CommonsenseQA, OpenBookQA, ReClor.
+_KEYS = {
+    "context": ("ctx", "article"),
+    "question": ("question_stem",),
+    "choices": ("endings", "options", "answers"),
+    "label": ("answerKey", "answer"),
+}
 
 
 class MultipleChoiceQuestion(NamedTuple):
@@ -53,25 +64,52 @@ def dataset_from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> Mul
 
     - SWAG: `sent1`, `sent2` (the start of every choice, may be empty), `ending0`, `ending1`, ...
       and `label`, the index of the right choice.
-    - JSON lines: `context` (or `question`), `choices`, a list of texts, and `label`.
+    - JSON lines: `context`, `question` or both, joined by a space; `choices`, a list of texts; and
+      `label`, an index from 0 or a letter. Other data sets have other names for these: see
+      `_KEYS`. Choices may be {"label": ["A", ...], "text": [...]} or [{"label", "text"}, ...].
+
+    If labels are read, questions without one are left out with a warning, unless none has one.
 
     Raises:
       InputError: a column is missing, there are fewer than two choices, a text is empty, or the
         label is not the index of a choice.
     """
-    return MultipleChoiceDataset(name, [_parse_question(row, labeled) for row in rows])
+    rows = [row._replace(values=_rename_keys(row.values)) for row in rows]
+    if any(row.values.keys() >= {"context", "question"} for row in rows):
+        _log.info("%s: context and question of each row are joined.", name)
+    if labeled:
+        missing = [row for row in rows if _is_unlabeled(row)]
+        if 0 < len(missing) < len(rows):
+            labels = [label_text(row.values["label"]) for row in missing]
+            log_missing_labels(name, [row.location for row in missing], labels, len(rows), False)
+            rows = [row for row in rows if not _is_unlabeled(row)]
+    questions = [_parse_question(row, labeled) for row in rows]
+    if questions and all(question.label for question in questions) and len(questions) > 20:
+        _log.warning("%s: no question has label 0. Labels are counted from 0.", name)
+    return MultipleChoiceDataset(name, questions)
+
+
+def _is_unlabeled(row: TableRow) -> bool:
+    label = label_text(row.values.get("label", "0"))
+    return not label or label.lower() in MISSING_MARKS.split(",")
 
 
 def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
+    names: list[str] = []  # of the choices
     if "choices" in row.values:
-        values = row.value("choices")
-        if not isinstance(values, list):
-            raise InputError(
-                f"{row.location}: column 'choices' is {values!r}. Write a list of texts."
-            )
-        context = row.text(("context" if "context" in row.values else "question",))
+        values, names = _parse_choices(row)
+        names = names or [*string.ascii_uppercase[: len(values)]]
+        texts = [name for name in ("context", "question") if name in row.values]
+        context = row.text(texts or ["question"])
         choices = [_choice_text(row, f"choice {i}", value) for i, value in enumerate(values)]
     else:
+        if "sent1" not in row.values:
+            columns = ", ".join(map(repr, row.values)) or "none"
+            raise InputError(
+                f"{row.location}: no column 'sent1', only {columns}. Name the columns sent1, "
+                "ending0, ending1, ... and label, or write JSON lines with question, choices (a "
+                "list) and label."
+            )
         context = row.text(("sent1",))
         start = _optional_text(row, "sent2")
         numbers = sorted(int(m[1]) for name in row.values if (m := _ENDING.fullmatch(name)))
@@ -96,6 +134,8 @@ def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
     label = None
     if labeled:
         text = label_text(row.value("label"))
+        if text in names:
+            text = str(names.index(text))
         if not (text.isascii() and text.isdigit() and int(text) < len(choices)):
             raise InputError(
                 f"{row.location}: label {text!r} is not the index of a choice. Write 0 to "
@@ -103,6 +143,39 @@ def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
             )
         label = int(text)
     return MultipleChoiceQuestion(row.location, context, tuple(choices), label)
+
+
+def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a row under the names of `_KEYS`, unless these are taken."""
+    if "sent1" in values:
+        return values
+    nested = values.get("question")
+    if isinstance(nested, dict) and "stem" in nested:  # AI2's {"question": {"stem", "choices"}}
+        values = {**values, **nested, "question": nested["stem"]}
+    names = {
+        next((other for other in others if other in values), name): name
+        for name, others in _KEYS.items()
+        if name not in values
+    }
+    renamed = {names.get(name, name): value for name, value in values.items()}
+    return renamed if "choices" in renamed else values
+
+
+def _parse_choices(row: TableRow) -> tuple[list[Any], list[str]]:
+    """Return the choices of a row, and their names if they have some, such as "A"."""
+    values = row.value("choices")
+    if isinstance(values, str):
+        values = parse_list(values)
+    if isinstance(values, dict) and isinstance(values.get("text"), list):
+        return values["text"], [label_text(name) for name in values.get("label") or ()]
+    if not isinstance(values, list):
+        raise InputError(
+            f"{row.location}: column 'choices' is {row.value('choices')!r}. Write a list of texts."
+        )
+    if values and all(isinstance(value, dict) and "text" in value for value in values):
+        names = [label_text(value.get("label")) for value in values]
+        return [value["text"] for value in values], names if all(names) else []
+    return values, []
 
 
 def _choice_text(row: TableRow, description: str, value: Any) -> str:

@@ -1,30 +1,29 @@
 """Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets."""
 
-import csv
-import itertools
 import logging
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_object
+from data_pipelines.parsing import parse_object, read_json_records
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
+from data_pipelines.text.delimited import read_delimited
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_class_names, read_tfds_records
 
 _COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
-_JSON = (".json", ".jsonl", ".ndjson")
-LIST_SUFFIXES = (*_JSON, *arrow_tables.SUFFIXES)  # formats whose rows may hold lists
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+LIST_SUFFIXES = (*JSON_SUFFIXES, *arrow_tables.SUFFIXES)  # formats whose rows may hold lists
 SUFFIXES = (".csv", ".tsv", ".txt", *LIST_SUFFIXES)
+_ANSWERS = {"accept", "reject", "ignore"}  # of annotators in Prodigy
+_MAX_NAME = 60  # characters of a column name
+_WORKBOOKS = (".xlsx", ".xls", ".ods")
 _log = logging.getLogger("data_pipelines")
-
-csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
 
 class TableRow(NamedTuple):
@@ -39,25 +38,27 @@ class TableRow(NamedTuple):
     values: dict[str, Any]
 
     def text(self, columns: Sequence[str]) -> str:
-        """Return the text of one column, or of several columns joined by spaces.
+        """Return the text of one column, or of several joined by spaces; some may be empty.
 
         Raises:
-          InputError: a column is missing, empty, or neither text nor a number.
+          InputError: a column is missing, all are empty, or one is neither text nor a number.
         """
         parts = []
         for column in columns:
             value = self.value(column)
+            if len(columns) > 1 and self.first_blank_column((column,)):
+                continue
             is_text = isinstance(value, str | int | float) and value == value  # false for NaN
             if isinstance(value, bool) or not is_text:
                 raise InputError(
                     f"{self.location}: column {column!r} is {value!r}, not text. Fix the row."
                 )
             parts.append(str(value).strip())
-            if not parts[-1]:
-                raise InputError(
-                    f"{self.location}: column {column!r} is empty. Write its text or delete the "
-                    "row."
-                )
+        if not any(parts):
+            problem = f"column {columns[0]!r} is empty"
+            if len(columns) > 1:
+                problem = f"columns {', '.join(map(repr, columns))} are empty"
+            raise InputError(f"{self.location}: {problem}. Write its text or delete the row.")
         return " ".join(parts)
 
     def first_blank_column(self, columns: Sequence[str]) -> str:
@@ -81,28 +82,39 @@ class TableRow(NamedTuple):
 
 
 def read_table(
-    path: epath.PathLike, max_bad_fraction: float = 0.0, tsv_columns: Sequence[str] = ()
+    path: epath.PathLike,
+    max_bad_fraction: float = 0.0,
+    columns: Sequence[str] = (),
+    keep_quotes: bool = False,
 ) -> list[TableRow]:
     """Read a table, perhaps compressed; the suffix of its name decides the format.
 
-    - `.csv`: a header, commas, double quotes around fields with commas, quotes or line ends;
-    - `.tsv`, `.txt`: a header, tabs, no quoting: quotes are text;
-    - `.jsonl`, `.json`, `.ndjson`: one object per line;
+    - `.csv`: a header, commas or semicolons, double quotes around fields that need them;
+    - `.tsv`, `.txt`: a header, tabs; quotes are text unless all of them are those of CSV;
+    - `.jsonl`, `.json`, `.ndjson`: one object per line, or all in one list or object;
     - `.parquet`, `.arrow`, `.feather`.
 
     Args:
       path: the file.
       max_bad_fraction: maximal fraction of the rows that may have too few or too many fields. Bad
         rows are skipped with a warning.
-      tsv_columns: column names of a file with tabs and without a header, whatever its suffix.
+      columns: column names of a file without a header, with commas if it ends in .csv, else tabs.
+      keep_quotes: leave the quotes of .tsv and .txt as they are, as GLUE's files need it.
 
     Raises:
       InputError: the file does not exist, is empty, has another format or more bad rows.
     """
     path = check_file(path)
     suffix = file_format(path)
-    if tsv_columns:
-        rows = _read_delimited(path, "\t", max_bad_fraction, tsv_columns)
+    if columns and suffix != ".csv":
+        suffix = ".tsv"
+    if suffix in (".csv", ".tsv", ".txt"):
+        table = read_delimited(path, suffix, columns, keep_quotes=keep_quotes)
+        rows = [
+            TableRow(f"{path}:{number}", dict(zip(table.columns, values, strict=True)))
+            for number, values in table.rows
+        ]
+        check_bad_rows(table.bad, len(rows) + len(table.bad), max_bad_fraction)
     elif suffix in arrow_tables.SUFFIXES:
         if path.suffix in _COMPRESSION_SUFFIXES:
             raise InputError(f"{path}: {suffix} inside another compression. Decompress it first.")
@@ -110,17 +122,58 @@ def read_table(
             TableRow(f"{path} row {i}", row)
             for i, row in enumerate(arrow_tables.read_rows(path), 1)
         ]
-    elif suffix in _JSON:
-        rows = list(_read_json_lines(path))
-    elif suffix in (".csv", ".tsv", ".txt"):
-        rows = _read_delimited(path, "," if suffix == ".csv" else "\t", max_bad_fraction)
+    elif suffix in JSON_SUFFIXES:
+        rows = [
+            TableRow(location, parse_object(location, row) if isinstance(row, str) else row)
+            for location, row in read_json_records(str(path), read_lines(path))
+        ]
     else:
+        fix = ", such as the sheet saved as CSV UTF-8" if suffix in _WORKBOOKS else ""
         raise InputError(
-            f"{path}: unknown table format. Use a file that ends in .csv, .tsv, .jsonl or .parquet."
+            f"{path}: unknown table format. Use a file that ends in .csv, .tsv, .jsonl or "
+            f".parquet{fix}."
         )
     if not rows:
         raise InputError(f"{path}: no rows. Give a file with examples.")
     return rows
+
+
+def describe_missing_column(rows: Sequence[TableRow], column: str, field: str) -> str:
+    """Return problem and fix for a column that no row has.
+
+    Args:
+      rows: the rows of a table.
+      column: name of the column.
+      field: configuration field that names it.
+    """
+    known = dict.fromkeys(name for row in rows for name in row.values)
+    if any(name.startswith("__label__") for name in known):
+        return (
+            "the lines are those of fastText. Write JSON lines with a text and a list of labels, "
+            'such as {"text": "...", "label": ["..."]}.'
+        )
+    problem = f"there is no column {column!r}, but {', '.join(map(repr, known)) or 'none'}"
+    if data := next((name for name in known if _is_data(name, [*known], rows)), ""):
+        return (
+            f"{problem}. The first line seems to be a row, as {data!r} is no name. Write a header, "
+            "or name all columns with data.columns=text+label, in their order."
+        )
+    if not any(isinstance(value, str) for row in rows for value in row.values.values()):
+        return f"{problem}, which have no text. Write rows with a text and a label."
+    similar = [name for name in known if _normalize(name) == _normalize(column)]
+    return f"{problem}. Set {field}={similar[0] if len(similar) == 1 else 'COLUMN'}."
+
+
+def _normalize(name: str) -> str:
+    return name.casefold().replace(" ", "").replace("_", "")
+
+
+def _is_data(name: str, names: Sequence[str], rows: Sequence[TableRow]) -> bool:
+    """Return whether the name of a column is a value: long, a number, or also in its rows."""
+    is_number = name.replace(".", "", 1).isdecimal()
+    has_numbers = names == [str(i) for i in range(len(names))]  # the names of pandas
+    is_value = any(row.values.get(name) == name for row in rows)
+    return len(name) > _MAX_NAME or is_value or (is_number and not has_numbers)
 
 
 def is_table(path: epath.PathLike) -> bool:
@@ -186,37 +239,20 @@ def _to_json_value(value: Any, class_names: Sequence[str] | None) -> Any:
     return value
 
 
-def _read_json_lines(path: epath.Path) -> Iterator[TableRow]:
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            location = f"{path}:{number}"
-            yield TableRow(location, parse_object(location, line))
-
-
-def _read_delimited(
-    path: epath.Path, delimiter: str, max_bad_fraction: float, columns: Sequence[str] = ()
-) -> list[TableRow]:
-    lines = read_lines(path)
-    if delimiter == ",":
-        first_lines = list(itertools.islice(lines, 2))
-        _reject_semicolons(path, first_lines)
-        lines = itertools.chain(first_lines, lines)
-        reader = csv.reader((f"{line}\n" for line in lines), strict=True)
-        numbered = _number_rows(path, reader)
-    else:
-        numbered = ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
-    if not columns:
-        columns = next(numbered, (1, []))[1]
-        _check_header(path, columns, delimiter)
-    rows, bad = [], []
-    for number, values in numbered:
-        location = f"{path}:{number}"
-        if len(values) == len(columns):
-            rows.append(TableRow(location, dict(zip(columns, values, strict=True))))
-        else:
-            bad.append(f"{location}: {len(values)} fields instead of {len(columns)}. Fix the row")
-    check_bad_rows(bad, len(rows) + len(bad), max_bad_fraction)
-    return rows
+def accepted_rows(name: str, rows: Iterable[TableRow]) -> list[TableRow]:
+    """Return the rows whose label an annotator accepted, if this is an export of Prodigy."""
+    rows = list(rows)
+    answers = [row.values.get("answer") for row in rows]
+    if not {"accept"} < {answer for answer in answers if isinstance(answer, str)} <= _ANSWERS:
+        return rows
+    kept = [row for row, answer in zip(rows, answers, strict=True) if answer == "accept"]
+    _log.warning(
+        "%s: left out %d of %d rows, whose 'answer' in Prodigy is not 'accept'.",
+        name,
+        len(rows) - len(kept),
+        len(rows),
+    )
+    return kept
 
 
 def check_bad_rows(bad: Sequence[str], total: int, max_bad_fraction: float) -> None:
@@ -247,40 +283,3 @@ def check_unique_ids(ids: Sequence[str], locations: Sequence[str], unit: str) ->
                 "another id."
             )
         location_of_id[id_] = location
-
-
-def _number_rows(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the fields of each row that is not empty."""
-    first = 1
-    try:
-        for values in reader:
-            if values:
-                yield first, values
-            first = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(f"{path}:{first}: not CSV ({error}). Fix its quotes.") from None
-
-
-def _reject_semicolons(path: epath.Path, first_lines: Sequence[str]) -> None:
-    """Raise InputError if the first two lines have semicolons between columns.
-
-    The lines are not parsed: with quotes next to semicolons they are not CSV.
-    """
-    counts = {line.count(";") for line in first_lines}
-    has_other = first_lines and re.search("[,\t]", first_lines[0])
-    if len(first_lines) == 2 and len(counts) == 1 and any(counts) and not has_other:
-        raise InputError(f"{path}: semicolons between the columns. Save it with commas.")
-
-
-def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:
-    duplicates = sorted({name for name in columns if columns.count(name) > 1})
-    if duplicates:
-        raise InputError(f"{path}: two columns {duplicates[0]!r}. Rename one.")
-    other = "\t" if delimiter == "," else ","
-    if len(columns) == 1 and other in columns[0]:
-        names = {",": "commas", "\t": "tabs"}
-        suffix = ".csv" if other == "," else ".tsv"
-        raise InputError(
-            f"{path}: {names[other]} between the columns, the suffix stands for "
-            f"{names[delimiter]}. Rename it to end in {suffix}."
-        )

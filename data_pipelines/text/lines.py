@@ -1,9 +1,11 @@
-"""Lines of text files: decompressed, decoded from UTF-8, with line ends of any system.
+"""Lines of text files: decompressed, decoded from UTF-8 or 16, with line ends of any system.
 
 Files are streamed: one block and the current line are in memory.
 """
 
 import bz2
+import codecs
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -102,9 +104,20 @@ def _reject_binary(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]
     for offset, signature, fix in _BINARY_SIGNATURES:
         if start[offset : offset + len(signature)] == signature:
             raise InputError(f"{path}: not text. {fix}.")
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # Excel's "Unicode text"
+        yield from _recode_utf16(path, itertools.chain([start], blocks))
+        return
     yield start
     start = block = b""  # frees the memory: blocks may be large
     yield from blocks
+
+
+def _recode_utf16(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        for text in codecs.iterdecode(blocks, "utf-16"):
+            yield text.encode()
+    except UnicodeError as error:
+        raise InputError(f"{path}: not UTF-16 ({error}). Convert it to UTF-8.") from None
 
 
 def _decompress(
@@ -137,8 +150,11 @@ def _zstd_decompressor() -> Any:
 
 
 _ARCHIVE = "Unpack the archive and name the files in it"
+_OFFICE = "Save the sheet as CSV UTF-8, or the document as plain text"
 _BINARY_SIGNATURES = [  # (offset in the file, bytes there, fix)
     (257, b"ustar", _ARCHIVE),
+    (30, b"[Content_Types].xml", _OFFICE),
+    (0, b"\xd0\xcf\x11\xe0", _OFFICE),
     (0, b"PK\x03\x04", _ARCHIVE),
     (0, b"PAR1\x15", "Give Parquet uncompressed, with a name that ends in .parquet"),
     (0, b"ARROW1\0\0", "Give Arrow uncompressed, with a name that ends in .arrow"),

@@ -63,6 +63,8 @@ class Ablation:
         for milestone in milestones:
             if not 0 < milestone <= 1 or 1000 % milestone.denominator:
                 sys.exit(f"--milestones {float(milestone):g}: not in (0, 1]. Write thousandths.")
+        if args.steps < 1:
+            sys.exit(f"--steps {args.steps}: no step. Train for one or more.")
         if args.table == "steps" and args.steps % self._num_parts:
             sys.exit(
                 f"--steps {args.steps}: some --milestones lie between two steps. Use a multiple of "
@@ -86,7 +88,7 @@ class Ablation:
         args, workdir = self._args, self._workdir(variant)
         options = {**self._options, **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
-        interval = str(round(args.steps / self._num_parts))
+        interval = str(max(1, round(args.steps / self._num_parts)))
         fields = {"steps": str(args.steps), "keep_period": interval}
         fields |= {"checkpoint_every": interval, "eval_every": interval}
         fields |= {**parse_assignments(args.pretrain, "--pretrain"), **variant.fields}

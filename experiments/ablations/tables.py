@@ -93,10 +93,12 @@ def make_tables(sizes: Sequence[str], fractions: Sequence[float]) -> dict[str, A
             Variant("left to right, with a BiLSTM", causal, finetuning={"model.bilstm": "{width}"}),
         ],
         [
-            Finding("NSP helps", 0, 1, ("qnli", "squad")),
+            Finding("NSP helps", 0, 1, ("qnli", "mnli", "squad")),
             Finding("both directions help", 1, 2),
             Finding("a BiLSTM on one direction helps question answering", 3, 2, ("squad",)),
-            Finding("a BiLSTM on one direction harms sentence pairs", 2, 3, ("mrpc", "qnli")),
+            Finding(
+                "a BiLSTM on one direction harms sentences", 2, 3, ("mnli", "qnli", "mrpc", "sst2")
+            ),
         ],
     )
     masking = AblationTable(
@@ -158,6 +160,8 @@ class AblatedTask:
 
 
 TASKS: Mapping[str, AblatedTask] = {
+    "mnli": AblatedTask("glue:task=mnli", ("dev_matched/accuracy", "dev_mismatched/accuracy")),
+    "sst2": AblatedTask("glue:task=sst2", ("accuracy",)),
     "mrpc": AblatedTask("glue:task=mrpc", ("accuracy", "f1")),
     "stsb": AblatedTask("glue:task=stsb", ("pearson", "spearman")),
     "qnli": AblatedTask("glue:task=qnli", ("accuracy",)),

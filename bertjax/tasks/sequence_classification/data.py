@@ -19,20 +19,31 @@ from data_pipelines.finetuning.sequence_classification import (
     dataset_from_rows,
     split_column_names,
 )
-from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
+from data_pipelines.finetuning.table import (
+    TableRow,
+    describe_missing_column,
+    read_table,
+    read_tfds_table,
+)
 from data_pipelines.text.tfds import TFDS
 
 FIELDS = COMMON_DATA_FIELDS | {
     "glue": field("", 'GLUE task, which sets columns and labels; "" for the columns below'),
     "text": field("text", 'column of the text; several joined by "+"'),
     "text_pair": field("", 'column of the second text; several joined by "+"; "" for none'),
-    "label": field("label", "column of the label"),
+    "label": field("label", 'column of the label; columns of 0 and 1 for labels joined by "+"'),
+    "columns": field("", 'names of the columns of files without a header, joined by "+"'),
     "id": field("", 'column of the example id; "" for the row number'),
     "problem_type": field(
         "single_label_classification",
         "`single_label_classification`, `multi_label_classification` or `regression`",
     ),
-    "label_separator": field(",", "separator of the labels of a text (multi-label)"),
+    "label_separator": field(
+        "", 'separator of the labels of a text (multi-label); "" chooses one of , | ; by content'
+    ),
+    "missing_labels": field(
+        "auto", 'marks of missing labels, such as "-,nan"; "auto" knows -, ?, nan, None, -1, ...'
+    ),
     "eval_set_column": field(
         "", 'column that divides a table into eval sets, such as "language"; "" for one set'
     ),
@@ -71,6 +82,7 @@ def columns_from_config(config: Config) -> TableColumns:
         data["id"],
         data["problem_type"],
         data["label_separator"],
+        data["missing_labels"],
     )
 
 
@@ -164,10 +176,15 @@ def _read(
     if tfds_split:
         rows: Sequence[TableRow] = read_tfds_table(source, tfds_split)
     else:
-        rows = read_table(source, max_bad_fraction)
+        rows = read_table(source, max_bad_fraction, split_column_names(data["columns"]))
     columns = dataclasses.replace(columns_from_config(config), eval_set_column=eval_set_column)
     name = f"{source} {tfds_split}".strip()
     _check_columns(name, rows, columns)
+    # Writers of JSON may omit null. Of the joined columns of a text, each may be empty.
+    joined = dict.fromkeys(
+        name for names in (columns.text, columns.text_pair) if len(names) > 1 for name in names
+    )
+    rows = [row._replace(values=joined | row.values) for row in rows]
     return dataset_from_rows(name, rows, columns, True, max_bad_fraction)
 
 
@@ -176,13 +193,22 @@ def _check_columns(source: str, rows: Sequence[TableRow], columns: TableColumns)
 
     A row without a column that other rows have is rejected with its location when it is read.
     """
+    known = {name for row in rows for name in row.values}
+    labels = columns.label_columns(known) or (columns.label,)
+    if (
+        columns.label not in known
+        and len(labels) == 1
+        and known.issuperset(parts := split_column_names(columns.label))
+    ):
+        raise InputError(
+            f"data.label={columns.label!r}: {len(parts)} columns. Set "
+            "data.problem_type=multi_label_classification."
+        )
     fields = [("text", name) for name in columns.text]
     fields += [("text_pair", name) for name in columns.text_pair]
-    fields += [(name, getattr(columns, name)) for name in ("label", "id", "eval_set_column")]
+    fields += [("label", name) for name in labels]
+    fields += [(name, getattr(columns, name)) for name in ("id", "eval_set_column")]
     for field_name, column in fields:
-        if column and not any(column in row.values for row in rows):
-            known = dict.fromkeys(repr(name) for row in rows for name in row.values)
-            raise InputError(
-                f"{source}: there is no column {column!r}, but {', '.join(known) or 'none'}. Set "
-                f"data.{field_name}=COLUMN."
-            )
+        if column and column not in known:
+            problem = describe_missing_column(rows, column, f"data.{field_name}")
+            raise InputError(f"{source}: {problem}")

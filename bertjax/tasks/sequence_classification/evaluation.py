@@ -19,11 +19,8 @@ from bertjax.tasks.sequence_classification.metrics import (
 )
 from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
-from data_pipelines.finetuning.encoding import EncodedTexts, encode_texts
-from data_pipelines.finetuning.sequence_classification import (
-    SequenceClassificationDataset,
-    make_target,
-)
+from data_pipelines.finetuning.encoding import EncodedTexts, encode_texts, make_target
+from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")

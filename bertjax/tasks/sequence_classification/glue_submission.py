@@ -3,20 +3,67 @@
 import collections
 import io
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from etils import epath
 
+from bertjax.config.config import Config
 from bertjax.tasks.pipeline import Pipeline, RunFunction
 from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE, GlueTask, find_glue_task, read_glue, read_glue_tfds
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
+from data_pipelines.paths import check_file
 from data_pipelines.text.tfds import TFDS
 
 FILES = tuple(name for task in GLUE.values() for name in task.test)
 _STSB_RANGE = 0.0, 5.0
+
+
+def glue_task_name(path: epath.PathLike, config: Config) -> str:
+    """Return the GLUE task that a model was fine-tuned on.
+
+    Args:
+      path: directory of the model, for error messages.
+      config: configuration of its run.
+
+    Raises:
+      InputError: the model was fine-tuned on something else.
+    """
+    if config.task != "sequence_classification" or not config.data.get("glue"):
+        raise InputError(f"{path}: not fine-tuned on a GLUE task. Leave it out.")
+    return str(config.data["glue"])
+
+
+def add_task(sources: dict[str, str], source: str, name: str, data: str) -> None:
+    """Add the files of a task's predictions, before these are computed.
+
+    Args:
+      sources: what predicts each file of the submission.
+      source: what predicts this task, such as a model's directory.
+      name: name of the task.
+      data: the directory of GLUE's folders, or `tfds:glue`.
+
+    Raises:
+      InputError: a file is predicted twice, the task is unknown, or a test file is missing.
+    """
+    task = find_glue_task(name)
+    for file, (stem, _) in task.test.items():
+        if file in sources:
+            raise InputError(f"{file}: predicted by {sources[file]} and {source}. Give one.")
+        sources[file] = source
+        if not data.startswith(TFDS):
+            check_file(_test_path(task, file, stem, data))
+
+
+def check_complete(files: Collection[str]) -> None:
+    """Raise InputError if a submission lacks the files of a task."""
+    if missing := [name for name in FILES if name not in files]:
+        raise InputError(
+            f"the submission lacks {', '.join(missing)}. Add a --checkpoint of each, or "
+            "--majority-class TASK."
+        )
 
 
 def predict_test_files(
@@ -36,9 +83,8 @@ def predict_test_files(
     Raises:
       InputError: the model was fine-tuned on something else, or a test file is missing.
     """
-    name = pipeline.config.data.get("glue", "")
-    if not name or not isinstance(pipeline, SequenceClassificationPipeline):
-        raise InputError(f"{path}: not fine-tuned on a GLUE task. Leave it out.")
+    name = glue_task_name(path, pipeline.config)
+    assert isinstance(pipeline, SequenceClassificationPipeline)
     task, files = find_glue_task(name), {}
     for file, dataset in _read_test_sets(name, task, data):
         predictions = pipeline.predict_dataset(run, dataset)
@@ -71,17 +117,8 @@ def predict_majority(name: str, data: str) -> dict[str, str]:
 
 
 def build_submission(files: Mapping[str, str]) -> bytes:
-    """Return a zip archive of all files of a submission.
-
-    Raises:
-      InputError: the file of a task is missing.
-    """
-    missing = [name for name in FILES if name not in files]
-    if missing:
-        raise InputError(
-            f"the submission lacks {', '.join(missing)}. Add a --checkpoint of each, or "
-            "--majority-class TASK."
-        )
+    """Return a zip archive of all files of a submission; raises as `check_complete`."""
+    check_complete(files)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in FILES:
@@ -98,10 +135,14 @@ def _read_test_sets(
             source = f"{data}/{'ax' if file == 'AX' else name}"
             yield file, read_glue_tfds(name, source, split, False)
             continue
-        path = epath.Path(data) / task.folder / f"{stem}.tsv"
-        if file == "AX" and not path.exists():  # some copies keep it beside the tasks
-            path = epath.Path(data) / "diagnostic" / "diagnostic.tsv"
-        yield file, read_glue(name, path, False)
+        yield file, read_glue(name, _test_path(task, file, stem, data), False)
+
+
+def _test_path(task: GlueTask, file: str, stem: str, data: str) -> epath.Path:
+    path = epath.Path(data) / task.folder / f"{stem}.tsv"
+    if file == "AX" and not path.exists():  # some copies keep it beside the tasks
+        path = epath.Path(data) / "diagnostic" / "diagnostic.tsv"
+    return path
 
 
 def _to_tsv(labels: Iterable[str]) -> str:

@@ -7,12 +7,11 @@ from bertjax.config.config import Config
 from bertjax.tasks.finetuning import FinetuningObjective, check_num_labels
 from bertjax.tasks.sequence_classification.data import columns_from_config
 from bertjax.tasks.task import check_type_vocab_size
-from data_pipelines.finetuning.encoding import check_truncation
+from data_pipelines.finetuning.encoding import check_truncation, make_target
 from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
-    make_target,
 )
 
 

@@ -28,13 +28,12 @@ from bertjax.tasks.sequence_classification.objective import SequenceClassificati
 from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
+from data_pipelines.finetuning.encoding import class_weights, make_target
 from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
-    class_weights,
     label_names,
-    make_target,
 )
 
 
@@ -98,7 +97,16 @@ class SequenceClassificationTask(FinetuningTask):
     def make_eval_set(
         self, name: str, data: SequenceClassificationDataset, *packing: Any
     ) -> SequenceClassificationEvalSet:
-        """Return an eval set of the texts."""
+        """Return an eval set of the texts.
+
+        Raises:
+          InputError: examples of a class were left out as if they had no label.
+        """
+        if left_out := data.missing_labels & {*self.labels}:
+            raise InputError(
+                f"{data.name}: label {min(left_out)!r} is a class of the model, and marks missing "
+                "labels here. Set data.missing_labels=''."
+            )
         return SequenceClassificationEvalSet(
             name, data, self.tokenizer, self.objective, self.labels, *packing
         )
