@@ -1,4 +1,4 @@
-"""Fine-tuning on labeled words, such as named entities.
+"""Fine-tuning on labeled words, such as named entities or parts of speech.
 
     bertjax train --workdir runs/ner \
       --config token_classification:init=DIR,data=DIR,train_file=train.conll,eval_file=dev.conll
@@ -8,9 +8,10 @@
 
 init     checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
          encoder, its architecture and its vocabulary; use a cased one if names are capitalized
-data     directory of the files: CoNLL columns (.conll, .txt, .tsv) with the word first and its tag
-         last, or JSON lines with "words" and "tags"; or tfds:NAME
+data     directory of the files: CoNLL columns, CoNLL-U, CSV with a word in each row, JSON with
+         "words" and "tags" or with spans of a text; or tfds:NAME (docs/data-formats.md)
 train_file, eval_file  names of the files in it (train, and dev or valid)
+word_column, tag_column  names or numbers of the columns, if others than the logged ones
 context  sentence, or document: each sentence is read with its document around it, as in the paper
 features  freeze the encoder and train a BiLSTM on its layers (section 5.3): embeddings,
          second_to_last, last, sum_last_four, concat_last_four or sum_all
@@ -43,6 +44,8 @@ def get_config(
     data: str = "",
     train_file: str = "",
     eval_file: str = "",
+    word_column: str = "",
+    tag_column: str = "",
     context: str = "sentence",
     features: str = "",
     smoke: bool = False,
@@ -59,5 +62,8 @@ def get_config(
             "model": {"feature_layers": layers, "feature_mix": mix, "bilstm": 768},
             "optimizer": {"learning_rate": 1e-3},
         }
-    files = {"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context}
-    return finetuning_config("token_classification", init, files, smoke, **fields)
+    data_fields = {
+        **{"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context},
+        **{"word_column": word_column, "tag_column": tag_column},
+    }
+    return finetuning_config("token_classification", init, data_fields, smoke, **fields)

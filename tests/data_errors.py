@@ -1,5 +1,6 @@
 """Runs on invalid data: files, tiny models, and the arguments of their commands."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -32,6 +33,14 @@ def publish(path: pathlib.Path, head: str, tokenizer=toy_tasks.TOKENIZER) -> pat
     path.mkdir()
     huggingface.write(type(model)(config, model.params, tokenizer, labels=labels), path)
     return path
+
+
+def publish_token_classifier(path: pathlib.Path, labels: tuple[str, ...]) -> None:
+    """Publish a token classification model with the vocabulary of the toy tasks."""
+    config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=len(labels))
+    model = draw_model(config, toy_tasks.TOKENIZER, "token_classification")
+    path.mkdir()
+    huggingface.write(dataclasses.replace(model, labels=labels), path)
 
 
 def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[str]:

@@ -80,8 +80,8 @@ def test_load_config_rejects_an_unknown_task() -> None:
 
 
 def test_parse_config_converts_whole_numbers() -> None:
-    config = parse(seed=3.0, optimizer={"learning_rate": 1})
-    assert (config.seed, type(config.seed)) == (3, int)
+    config = parse(seed=3.0, init=7, optimizer={"learning_rate": 1})
+    assert (config.seed, type(config.seed), config.init) == (3, int, "7")
     assert type(config.optimizer.learning_rate) is float
 
 

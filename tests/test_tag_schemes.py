@@ -52,6 +52,8 @@ def test_entities_to_tags_and_entities_are_inverse(scheme, entities_and_sizes) -
         ("B-a E-a", "IOBES"),
         ("U-a", "BILOU"),
         ("B-a I-a L-a", "BILOU"),
+        ("B-a M-a E-a S-a", "BMES"),
+        ("W-a O B-a M-a E-a", "BMEW"),
     ],
 )
 def test_detect_scheme_returns_the_scheme_of_the_tags(tags: str, scheme: str) -> None:
@@ -70,6 +72,10 @@ def test_detect_scheme_follows_the_majority() -> None:
         ("B-a I-a E-a S-a O", "IOBES"),
         ("U-a L-a B-a I-a O", "BILOU"),
         ("O I-a I-b", "IOB1"),
+        ("B-a M-a E-a S-a O", "BMES"),
+        ("O PER LOC", "IO"),
+        ("NOUN VERB", "word tags"),
+        ("O N V", "word tags"),
     ],
 )
 def test_label_scheme_returns_the_scheme_of_label_names(labels: str, scheme: str) -> None:

@@ -1,18 +1,21 @@
 """Tagged words: layouts of files, and label names."""
 
+import json
 import pathlib
 
+import pyarrow as pa
 import pytest
 import toy_tasks
+from pyarrow import parquet
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.token_classification import (
-    TaggedSentence,
+from data_pipelines.finetuning.token_classification.conll import parse_conll
+from data_pipelines.finetuning.token_classification.dataset import (
     label_names,
     make_tagged_dataset,
-    parse_conll,
     read_tagged_file,
 )
+from data_pipelines.finetuning.token_classification.sentences import ColumnNames, TaggedSentence
 from data_pipelines.finetuning.word_alignment import encode_tagged_words
 
 TOKENIZER = toy_tasks.TOKENIZER
@@ -97,3 +100,158 @@ def test_read_tagged_file_reads_published_files(data_dir: pathlib.Path) -> None:
     assert counts["emerging.dev.conll"] == (1009, 15733)
     assert counts["emerging.test.annotated"] == (1287, 23394)
     assert [counts[f"{name}.conll"][0] for name in "abefgh"] == [1000, 2000, 200, 2000, 2138, 2001]
+
+
+def tags_of(data) -> list[str]:
+    return [f"{word}/{tag}" for word, tag in zip(data.words, data.tags, strict=True)]
+
+
+GERMEVAL = """#\thttp://a.org\t[2010]\t
+1\tPaul\tB-PER\tO
+2\twohnt\tO\tO
+
+1\tTor\tB-ORG\tO
+2\tBonn\tI-ORG\tB-LOC
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GERMEVAL, "Paul/B-PER wohnt/O Tor/B-ORG Bonn/I-ORG"),
+        ("1 Paul NN I-NP B-PER\n2 in IN I-PP O\n", "Paul/B-PER in/O"),
+        ("He PRP B-NP O\nran VBD B-VP O\nI PRP B-NP B-PER\n", "He/O ran/O I/B-PER"),
+        ("he PRP B-NP\nran VBD B-VP\n", "he/B-NP ran/B-VP"),
+        ("O\tin\nB-LOC\tBonn\n", "in/O Bonn/B-LOC"),  # MIT's movies
+        ("en:Paul\tB-PER\nen:in\tO\n", "Paul/B-PER in/O"),
+        ("en:Paul\tB-PER\nin\tO\n", "en:Paul/B-PER in/O"),
+        ("Paul\tB-PER\n\u200b\ufeff\nin\tO\n", "Paul/B-PER in/O"),
+        ("1-2\tzum\tO\n1\tzu\tO\n2\tdem\tO\n3\tTor\tB-LOC\n", "zu/O dem/O Tor/B-LOC"),
+        ("Paul _ _ B-PER\nin _ _ O\n", "Paul/B-PER in/O"),
+        ("TOKEN\tNE-LIT\tNE-METO\nParis\tB-loc\tO\nest\tO\tO\n", "Paris/B-loc est/O"),
+        ("1\tPaul\tB-PER\n2\tran\tO\n1\tIda\tB-PER\n", "Paul/B-PER ran/O Ida/B-PER"),
+        ("Paul B-PER\nran O\n" + "# two words O\n", "Paul/B-PER ran/O"),
+        ("a NN\nb VB\n# NN\n", "a/NN b/VB #/NN"),
+        ("a\tNN\nb\tVB\n#\t#\n", "a/NN b/VB #/#"),
+        ("#a\t1\nPaul\tB-PER\nin\tO\n#a\t2\n", "Paul/B-PER in/O"),
+        ("Paul\tPER\nHorn\tPER\nran\tO\nfar\tO\n", "Paul/B-PER Horn/I-PER ran/O far/O"),
+        ("Paul B_PER\nHorn M_PER\nBoy E_PER\nran O\n", "Paul/B-PER Horn/I-PER Boy/I-PER ran/O"),
+        ("Paul PER-B\nHorn PER-I\nran O\n", "Paul/B-PER Horn/I-PER ran/O"),
+        ("@a\tO\nran\tV\ncat\tN\n", "@a/O ran/V cat/N"),  # O is a part of speech of Twitter
+        ("Paul (PER*\nHorn *)\nran *\nBonn (LOC)\n", "Paul/B-PER Horn/I-PER ran/O Bonn/B-LOC"),
+        ("Paul|NNP|I-PER ran|VBD|O\n\n#|SYM|O\n", "Paul/B-PER ran/O #/O"),
+    ],
+)
+def test_read_tagged_file_chooses_columns_by_content(text: str, expected: str, tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    data = read_tagged_file(path)
+    assert tags_of(data) == expected.split()
+
+
+def test_read_tagged_file_logs_the_choice_of_columns(tmp_path, caplog) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(GERMEVAL)
+    with caplog.at_level("INFO"):
+        read_tagged_file(path)
+    assert "words in column 2, tags in column 3, such as 'Paul B-PER'" in caplog.text
+    data = read_tagged_file(path, columns=ColumnNames("2", "4"))
+    assert tags_of(data) == ["Paul/O", "wohnt/O", "Tor/O", "Bonn/B-LOC"]
+
+
+def test_read_tagged_file_reads_conllu(tmp_path) -> None:
+    path, rest, blank = tmp_path / "a.conllu", "\t_\t_\t0\troot\t_\t_\n", "\t_" * 8
+    path.write_text(
+        f"# newdoc\n1-2\tzum{blank}\n1\tzu\tzu\tADP{rest}2\tdem\tder\tDET{rest}"
+        f"2.1\tx\tx\tX\t_\t_\t_\t_\t0:root\t_\n\n# newdoc\n1\tJa\tja\tINTJ{rest}"
+    )
+    data = read_tagged_file(path)
+    assert tags_of(data) == ["zu/ADP", "dem/DET", "Ja/INTJ"]
+    assert [sentence.document for sentence in data.sentences] == [1, 2]
+    assert label_names(data) == ("ADP", "DET", "INTJ")
+    lemmas = read_tagged_file(path, columns=ColumnNames(tag="lemma"))
+    assert tags_of(lemmas) == ["zu/zu", "dem/der", "Ja/ja"]
+
+
+def test_read_tagged_file_splits_rows_of_sentences(tmp_path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "Sentence #,Sentence,POS,Tag\n"
+        "1,Paul isn't far,\"['NNP', 'VBZ', 'RB']\",\"['B-PER', 'O', 'O']\"\n"
+        "2,Go,['VB'],['O']\n"
+    )
+    data = read_tagged_file(path)
+    assert tags_of(data) == ["Paul/B-PER", "isn't/O", "far/O", "Go/O"]
+    assert [len(sentence.words) for sentence in data.sentences] == [3, 1]
+
+
+def test_read_tagged_file_names_numbers_of_hugging_face(tmp_path) -> None:
+    features = {"ner_tags": {"feature": {"names": ["O", "B-x"], "_type": "ClassLabel"}}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"tokens": [["a", "b"]], "ner_tags": [[0, 1]], "pos_tags": [[5, 6]]})
+    parquet.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    assert tags_of(read_tagged_file(tmp_path / "a.parquet")) == ["a/O", "b/B-x"]
+    parquet.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="row 1: column 'ner_tags' is not a list of strings"):
+        read_tagged_file(tmp_path / "b.parquet")
+
+
+SPANS = [[0, 9, "PER"], [14, 18, "LOC"]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["Paul Horn, in Bonn", {"entities": SPANS}], ["He ran", {"entities": []}]],  # spaCy
+        {"classes": ["PER"], "annotations": [["Paul Horn, in Bonn", {"entities": SPANS}]]},
+        [{"text": "Paul Horn, in Bonn", "label": {"PER": {"Paul Horn": [[0, 8]]},
+                                                  "LOC": {"Bonn": [[14, 17]]}}}],  # CLUENER
+        [{"text": "Paul Horn, in Bonn",
+          "entities": {"start": [0, 14], "end": [9, 18], "type": ["PER", "LOC"]}}],
+        [{"document": "Paul Horn, in Bonn", "annotation": [
+            {"offset": 14, "length": 4, "category": "LOC"},
+            {"offset": 0, "length": 10, "category": "PER", "text": "Paul Horn "}]}],
+    ],
+)  # fmt: skip
+def test_read_tagged_file_reads_layouts_of_spans(rows, tmp_path) -> None:
+    path = tmp_path / "a.json"
+    if "length" in str(rows):  # a span with a space at its end is the span without it
+        rows[0]["document"] = rows[0]["document"].replace(",", " ")
+    path.write_text(json.dumps(rows))
+    words = [tag for tag in tags_of(read_tagged_file(path)) if not tag.startswith(",")]
+    assert words[:4] == ["Paul/B-PER", "Horn/I-PER", "in/O", "Bonn/B-LOC"]
+
+
+def test_read_tagged_file_counts_spans_that_do_not_fit(tmp_path, caplog) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": "Paul ran", "spans": [[0, 4, "PER"]]}] * 4
+    rows += [{"text": "Paul's cat", "spans": [[0, 4, "PER"]]}]
+    rows += [{"text": "no", "answer": "reject"}, {"text": "no", "spans": None}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = read_tagged_file(path)
+    assert tags_of(data)[-2:] == ["Paul's/B-PER", "cat/O"]
+    assert "1 of 5 spans begin or end within a word" in caplog.text
+    assert "a.jsonl:5: 'Paul' of \"Paul's\"" in caplog.text
+    assert 'left out 1 texts whose "answer"' in caplog.text
+    assert "left out 1 texts without annotation in 'spans'" in caplog.text
+    nested = {"text": "Bank of Bonn", "spans": [[8, 12, "LOC"], [0, 12, "ORG"]]}
+    path.write_text(json.dumps(nested))
+    data = read_tagged_file(path, fix_tags=True)
+    assert data.tags == ["B-ORG", "I-ORG", "I-ORG"]
+    assert "left out 1 spans that overlap" in caplog.text
+
+
+def test_read_tagged_file_leaves_out_tasks_that_nobody_has_done(tmp_path, caplog) -> None:
+    path, span = tmp_path / "a.json", {"start": 0, "end": 4, "labels": ["PER"]}
+    annotations = [[{"result": [{"type": "labels", "value": span}]}], [{"result": []}], []]
+    annotations += [[{"result": [], "was_cancelled": True}]]
+    path.write_text(
+        json.dumps([{"data": {"text": "Paul ran"}, "annotations": a} for a in annotations])
+    )
+    data = read_tagged_file(path)
+    assert tags_of(data) == ["Paul/B-PER", "ran/O", "Paul/O", "ran/O"]
+    assert "left out 2 texts without annotation in 'annotations'" in caplog.text
+    annotations[0].append({"result": []})
+    path.write_text(json.dumps([{"data": {"text": "Paul ran"}, "annotations": annotations[0]}]))
+    with pytest.raises(InputError, match="annotators disagree"):
+        read_tagged_file(path)

@@ -1,28 +1,23 @@
 """Errors of invalid tagged words and models: one line with the location and the fix."""
 
-import dataclasses
 import pathlib
 import re
 
 import pytest
 import toy_tasks
-from data_errors import arguments, check_train_error, jsonl, publish, write
-from random_models import draw_model
-
-from bertjax.formats import huggingface
-from bertjax.model.bert_config import BertConfig
+from data_errors import (
+    arguments,
+    check_train_error,
+    jsonl,
+    publish,
+    publish_token_classifier,
+    write,
+)
 
 T = "DIR/train"
 GOOD = "ba\tB-x\nki\tI-x\n\nme\tO\n"
 FILES = {"train.conll": GOOD, "dev.conll": GOOD}
 LABELS = ("O", "B-x", "I-x")
-
-
-def publish_token_classifier(path: pathlib.Path, labels: tuple[str, ...]) -> None:
-    config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=len(labels))
-    model = draw_model(config, toy_tasks.TOKENIZER, "token_classification")
-    path.mkdir()
-    huggingface.write(dataclasses.replace(model, labels=labels), path)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +60,31 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "white space in place of tabs": (
         {"train.conll": GOOD + "do O\n"}, "", f"{T}.conll:5: 1 columns, line 1 has 2",
     ),
-    "the columns turned round": (
-        {"train.conll": "B-x\tba\nO\tki\n"}, "",
-        f"{T}.conll:1: tag 'ba' is neither O nor a prefix and a type, such as B-person",
+    "two columns of entities": (
+        {"train.conll": "ba\tB-x\tB-y\nki\tO\tO\n"}, "",
+        rf"{T}.conll: the tags may be in column 2 \(B-x\) or 3 \(B-y\). Choose one with data.tag_c",
+    ),
+    "a column that does not exist": (
+        FILES, "tag_column=3", 
+        "data.tag_column='3': .*train.conll has no such column. Set a number from 1 to 2",
+    ),
+    "a tag that is a placeholder": (
+        {"train.conll": "ba\tNOUN\nki\t_\n"}, "", f"{T}.conll:2: tag '_' is no tag. Write the name",
+    ),
+    "tags that are numbers": (
+        {"train.conll": "ba\t3\nki\t0\n"}, "", f"{T}.conll:1: tag '3' is a number. Write the name",
+    ),
+    "lists in a CSV": (
+        {"train.csv": "word,tag\nba ki,B-x O\nki me,O\nba ki,B-x O\n"}, "",
+        f"{T}.csv:3: 1 elements and 2 in columns 'word' and 'tag'. Write one tag for each word.",
+    ),
+    "a CSV without a header": (
+        {"train.csv": "Wort,Art\nba,NOUN\nki,VERB\n"}, "",
+        f"{T}.csv: no header with names such as Word and Tag. Write one, or name the columns",
+    ),
+    "columns of CoNLL-U without UPOS": (
+        {"train.conllu": "1\tba" + "\t_" * 8 + "\n"}, "",
+        f"{T}.conllu:1: no tag in column 'upos'. .* choose another column with data.tag_column",
     ),
     "a type without a prefix": (
         {"train.conll": GOOD + "do\tper\n"}, "", f"{T}.conll:5: tag 'per' is neither O nor",
@@ -123,6 +140,28 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
         {"train.jsonl": jsonl({"text": "ba", "tags": ["O"]})}, "",
         f"{T}.jsonl:1: no column 'words', only 'text', 'tags'. Write a list of words",
     ),
+    "spans that overlap": (
+        {"train.jsonl": jsonl({"text": "ba ki", "spans": [[0, 5, "x"], [3, 5, "y"]]})}, "",
+        f"{T}.jsonl:1: 'y' at 3 to 5 overlaps 'x' at 0 to 5. Remove one, or keep",
+    ),
+    "spans that cut words": (
+        {"train.jsonl": jsonl({"text": "bako ki", "spans": [[0, 2, "x"]]})}, "",
+        f"{T}.jsonl:1: 'ba' of 'bako': 1 of 1 spans begin or end within a word. Fix the offsets",
+    ),
+    "spans after the end": (
+        {"train.jsonl": jsonl({"text": "ba", "spans": [[0, 3, "x"]]})}, "",
+        f"{T}.jsonl:1: 'x' at 0 to 3 is not in the text of 2 characters",
+    ),
+    "spans of another text": (
+        {"train.jsonl": jsonl(
+            {"text": "ba ki", "spans": [{"start": 0, "end": 2, "label": "x", "text": "ki"}]}
+        )}, "",
+        f"{T}.jsonl:1: 'x' at 0 to 2 is 'ba', not 'ki'",
+    ),
+    "spans of words": (
+        {"train.jsonl": jsonl({"tokens": ["ba"], "entities": [[0, 1, "x"]]})}, "",
+        f"{T}.jsonl:1: spans 'entities' of words, not of characters. Write a list of tags",
+    ),
     "JSON without tags": (
         {"train.jsonl": jsonl({"words": ["ba", "ki"]})}, "",
         f"{T}.jsonl:1, word 1: words without tags",
@@ -177,7 +216,7 @@ def test_evaluate_rejects_models_of_other_data(
 
 def test_evaluate_rejects_labels_of_no_scheme(models, tmp_path, refused) -> None:
     """Published models may have such labels and still predict."""
-    publish_token_classifier(tmp_path / "plain", ("O", "LOC", "PER"))
+    publish_token_classifier(tmp_path / "plain", ("O", "B-LOC", "PER"))
     write(tmp_path, {"dev.conll": GOOD.replace("B-x", "O").replace("I-x", "O")})
     error = refused(
         "evaluate", "--checkpoint", tmp_path / "plain", "--output", tmp_path / "scores",

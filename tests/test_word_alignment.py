@@ -5,7 +5,7 @@ import toy_tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.finetuning.token_classification import TaggedSentence
+from data_pipelines.finetuning.token_classification.sentences import TaggedSentence
 from data_pipelines.finetuning.word_alignment import encode_tagged_words
 
 TOKENIZER = toy_tasks.TOKENIZER

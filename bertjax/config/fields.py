@@ -53,7 +53,7 @@ def unknown_field_message(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def coerce(name: str, value: Any, hint: Any) -> Any:
-    """Return a value in the type of its field; whole numbers may be integers or floats.
+    """Return a value in the type of its field; whole numbers may be integers, floats or text.
 
     Args:
       name: name of the field in error messages.
@@ -68,6 +68,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
         return float(value)
     if int in allowed and isinstance(value, float) and value.is_integer():
         return int(value)
+    if allowed == (str,) and type(value) is int:  # such as the number of a column
+        return str(value)
     if not any(type(value) is kind for kind in allowed):  # bool does not count as int
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
         raise InputError(f"{name}={value!r}: is of type {type(value).__name__}. Use {kinds}.")

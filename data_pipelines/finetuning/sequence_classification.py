@@ -182,8 +182,8 @@ def dataset_from_rows(
 ) -> SequenceClassificationDataset:
     """Return the examples of a table.
 
-    Examples without a label are left out with a warning, see `data_pipelines.finetuning.missing_labels`, and
-    the ids of the others remain their row numbers.
+    Examples without a label are left out with a warning, see `missing_labels.py`,
+    and the ids of the others remain their row numbers.
 
     Args:
       name: name of the data set.

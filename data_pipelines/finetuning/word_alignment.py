@@ -8,7 +8,7 @@ import numpy as np
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.question_answering.windows import max_context_windows, window_starts
-from data_pipelines.finetuning.token_classification import TaggedSentence
+from data_pipelines.finetuning.token_classification.sentences import TaggedSentence
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _CONTEXTS = ("sentence", "document")

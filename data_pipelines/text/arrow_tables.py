@@ -1,5 +1,6 @@
 """Values and rows of Parquet and Arrow files, read in small batches."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,3 +82,37 @@ def _column(batch: Any, column: str) -> Any:
     if column in batch.schema.names:
         return batch.column(column)
     return batch.column(outer).field(inner)
+
+
+def read_class_names(path: epath.Path) -> dict[str, list[str]]:
+    """Return the class names of columns, from the schema metadata of Hugging Face's datasets.
+
+    Args:
+      path: a Parquet or Arrow file.
+    """
+    from pyarrow import ipc, parquet
+
+    with path.open("rb") as file:
+        if path.suffix == ".parquet":
+            schema = parquet.read_schema(file)
+        else:
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            schema = (ipc.open_file if is_file else ipc.open_stream)(file).schema
+    try:
+        info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = info.get("info", {}).get("features", {})
+        names = {column: _class_names(feature) for column, feature in features.items()}
+    except (ValueError, AttributeError):
+        return {}
+    return {column: value for column, value in names.items() if value}
+
+
+def _class_names(feature: Any) -> list[str]:
+    """Return the names of a ClassLabel, or of the ClassLabel in a list; [] for another feature."""
+    if isinstance(feature, list):
+        feature = feature[0]
+    if isinstance(feature, dict) and "names" in feature:
+        names: list[str] = feature["names"]
+        return names
+    return _class_names(feature["feature"]) if "feature" in feature else []

@@ -16,11 +16,16 @@ from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from bertjax.tasks.token_classification.metrics import count_entities, sum_counts
 from bertjax.tasks.token_classification.objective import TokenClassificationObjective
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.tag_schemes import entities, entities_to_tags, label_scheme
-from data_pipelines.finetuning.token_classification import (
-    TaggedSentence,
-    TokenClassificationDataset,
+from data_pipelines.finetuning.tag_schemes import (
+    WORD_TAGS,
+    entities,
+    entities_to_tags,
+    is_tag,
+    label_scheme,
+    labels_to_tags,
 )
+from data_pipelines.finetuning.token_classification.dataset import TokenClassificationDataset
+from data_pipelines.finetuning.token_classification.sentences import TaggedSentence
 from data_pipelines.finetuning.word_alignment import WordExamples, encode_tagged_words
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -67,7 +72,7 @@ def encode_tags(sentences: Sequence[TaggedSentence], labels: Sequence[str]) -> n
             indices += [-1] * len(sentence.words)
             continue
         scheme = scheme or _scheme_of(labels)
-        tags = entities_to_tags(entities(sentence.tags), len(sentence.tags), scheme)
+        tags = _to_scheme(sentence.tags, scheme)
         for tag, location in zip(tags, sentence.locations, strict=True):
             if tag not in label_indices:
                 raise InputError(
@@ -120,17 +125,20 @@ class TokenClassificationEvalSet(PackedEvalSet):
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `f1`, `precision` and `recall` of entities and `accuracy` of words, in [0, 1].
 
+        Tags of single words are scored by `accuracy` alone.
+
         The files are `predictions`, `types` with the scores of each entity type, and for conlleval
         the columns word, gold tag, predicted tag.
         """
         tagged = list(self.predictions(outputs))
         scheme = _scheme_of(self.labels)
-        gold = [
-            entities_to_tags(entities(tags), len(tags), scheme)
-            for tags in (sentence.tags or () for sentence in self.sentences)
-        ]
+        gold = [_to_scheme(sentence.tags or (), scheme) for sentence in self.sentences]
         predictions = [tags for tags, _ in tagged]
-        counts = count_entities(gold, predictions, scheme if self._strict else "")
+        to_tag = labels_to_tags(self.labels)
+        gold_tags, predicted_tags = (
+            [[to_tag[label] for label in labels] for labels in sets] for sets in (gold, predictions)
+        )
+        counts = count_entities(gold_tags, predicted_tags, scheme if self._strict else "")
         pairs = [*zip(itertools.chain(*gold), itertools.chain(*predictions), strict=True)]
         accuracy = sum(a == b for a, b in pairs) / len(pairs)
         types = {kind: count._asdict() | count.scores() for kind, count in counts.items()}
@@ -146,9 +154,22 @@ class TokenClassificationEvalSet(PackedEvalSet):
             )
         ]
         files = {PREDICTIONS: entries, "types": types, CONLL_FILE: _to_conll(entries)}
-        scores = sum_counts(counts.values()).scores() | {"accuracy": accuracy}
+        scores = {} if scheme == WORD_TAGS else sum_counts(counts.values()).scores()
+        scores["accuracy"] = accuracy
         examples = list(map(_format_example, entries[:NUM_EXAMPLES_SHOWN]))
         return Evaluation(scores, files, examples=examples)
+
+
+def has_word_tags(labels: Sequence[str]) -> bool:
+    """Return whether labels are tags of single words, such as parts of speech."""
+    return _scheme_of(labels) == WORD_TAGS
+
+
+def _to_scheme(tags: Sequence[str], scheme: str) -> Sequence[str]:
+    """Return tags in the scheme of a model's labels; tags of single words stay as they are."""
+    if scheme == WORD_TAGS or not all(map(is_tag, tags)):
+        return tags
+    return entities_to_tags(entities(tags), len(tags), scheme)
 
 
 def _scheme_of(labels: Sequence[str]) -> str:

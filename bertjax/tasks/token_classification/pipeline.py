@@ -1,8 +1,6 @@
 """Pipeline that finds the entities of a text, or tags given words."""
 
 import dataclasses
-import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,16 +20,13 @@ from bertjax.tasks.token_classification.objective import TokenClassificationObje
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import TableRow
 from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
-from data_pipelines.finetuning.token_classification import (
+from data_pipelines.finetuning.token_classification.conll import is_conll, parse_conll
+from data_pipelines.finetuning.token_classification.dataset import TokenClassificationDataset
+from data_pipelines.finetuning.token_classification.running_text import word_offsets
+from data_pipelines.finetuning.token_classification.sentences import (
     TaggedSentence,
-    TokenClassificationDataset,
-    is_conll,
-    parse_conll,
     sentences_from_rows,
 )
-
-_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
 
 
 class ParsedWords(NamedTuple):
@@ -85,7 +80,7 @@ class TokenClassificationPipeline(Pipeline[Context]):
             return Pipeline.parse_lines(lines)
         return (
             PredictInput(sentence.locations[0], {"words": [*sentence.words]})
-            for sentence in parse_conll(file_name, lines)
+            for sentence in parse_conll(file_name, lines, has_tags=False)
         )
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
@@ -144,32 +139,9 @@ def _parse_input(location: str, content: Content) -> ParsedWords:
     text = content if isinstance(content, str) else content["text"]
     if not isinstance(text, str) or not text.strip():
         raise InputError(f'{location}: "text" is {text!r}. Write some text, or a list "words".')
-    offsets = list(_word_offsets(text))
+    offsets = list(word_offsets(text))
     words = [text[start:end] for start, end in offsets]
     return ParsedWords(text, TaggedSentence(words, None, [location] * len(words)), offsets)
-
-
-def _word_offsets(text: str) -> Iterator[tuple[int, int]]:
-    """Yield first and last character of each word of running text.
-
-    Words are separated by spaces. Each punctuation mark at either end of a word, and each
-    ideograph, is a word.
-    """
-    for run in _UNSPACED.finditer(text):
-        # An accent, a vowel sign or a joiner belongs to the character before it.
-        starts = [
-            at for at in range(*run.span()) if at == run.start() or not _is_combining(text[at])
-        ]
-        ends = [*starts[1:], run.end()]
-        letters = [n for n, at in enumerate(starts) if text[at].isalnum() or text[at] == "_"]
-        if letters:
-            first, last = letters[0], letters[-1]
-            del starts[first + 1 : last + 1], ends[first:last]
-        yield from zip(starts, ends, strict=True)
-
-
-def _is_combining(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
 
 
 def _extract_entities(

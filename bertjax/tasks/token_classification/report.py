@@ -11,7 +11,13 @@ from bertjax.html.plots import ConfusionMatrix, reliability_diagram
 from bertjax.html.tables import TextTable
 from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
 from bertjax.tasks.token_classification.metrics import count_entities, find_entities
-from data_pipelines.finetuning.tag_schemes import Entity, entities, label_scheme
+from data_pipelines.finetuning.tag_schemes import (
+    Entity,
+    entities,
+    is_tag,
+    join_tag,
+    label_scheme,
+)
 
 MAX_ERRORS_SHOWN = 30  # errors with the highest probabilities
 CONTEXT_WORDS = 12  # words of a sentence shown on either side of an entity
@@ -57,7 +63,11 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
       InputError: the directory is not a complete evaluation of these sentences.
     """
     evaluation = read_evaluation(directory, list(sets))
-    entries = evaluation.predictions(list(sets.values()))
+    has_word_tags = "f1" not in evaluation.scores
+    entries = [
+        {**entry, **{key: _to_entity_tags(entry[key], has_word_tags) for key in ("gold", "tags")}}
+        for entry in evaluation.predictions(list(sets.values()))
+    ]
     gold, predicted = ([entry[key] for entry in entries] for key in ("gold", "tags"))
     strict = ""
     if evaluation.run_info["config"]["data"]["strict"]:
@@ -89,6 +99,13 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
         Section("Most confident errors", note, table=_error_table(errors), table_class="errors"),
     ]
     return evaluation.render(name, TITLES, ("Sentences", len(entries)), sections)
+
+
+def _to_entity_tags(labels: Sequence[str], has_word_tags: bool) -> list[str]:
+    """Return the tags of labels: those without a prefix are types of entities or of words."""
+    if has_word_tags:
+        return [join_tag("B", label) for label in labels]
+    return [label if is_tag(label) else join_tag("I", label) for label in labels]
 
 
 def find_errors(entry: PredictionEntry, strict: str = "") -> Iterator[EntityError]:

@@ -20,17 +20,21 @@ from bertjax.tasks.token_classification import report
 from bertjax.tasks.token_classification.evaluation import (
     TokenClassificationEvalSet,
     encode_sentences,
+    has_word_tags,
 )
 from bertjax.tasks.token_classification.objective import TokenClassificationObjective
 from bertjax.tasks.token_classification.pipeline import TokenClassificationPipeline
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.table import read_tfds_table
-from data_pipelines.finetuning.token_classification import (
+from data_pipelines.finetuning.token_classification.dataset import (
     TAGGED_SUFFIXES,
     TokenClassificationDataset,
     label_names,
     make_tagged_dataset,
     read_tagged_file,
+)
+from data_pipelines.finetuning.token_classification.sentences import (
+    ColumnNames,
     sentences_from_rows,
 )
 from data_pipelines.finetuning.word_alignment import WordExamples
@@ -44,6 +48,13 @@ class TokenClassificationTask(FinetuningTask):
     pipeline_classes = (TokenClassificationPipeline,)
     objective: TokenClassificationObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
+        "word_column": field(
+            "", 'column of the words, or of the text with spans: name or number from 1; "" finds it'
+        ),
+        "tag_column": field(
+            "",
+            'column of the tags or the spans: name or number from 1; "" finds it if one is likely',
+        ),
         "fix_tags": field(
             False, "accept tags that break their scheme, as conlleval does, instead of an error"
         ),
@@ -52,18 +63,24 @@ class TokenClassificationTask(FinetuningTask):
         ),
         "strict": field(False, "count entities as seqeval's strict mode, instead of conlleval"),
     }
-    primary_metrics = ("f1", "precision", "recall", "accuracy")
+    primary_metrics: tuple[str, ...] = ("f1", "precision", "recall", "accuracy")
+
+    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
+        super().__init__(config, num_processes, process_id)
+        if has_word_tags(self.labels):
+            self.primary_metrics = ("accuracy",)
 
     @staticmethod
     def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassificationDataset]]:
         """Return name and sentences of each data set of a split, "train" or "eval"."""
         source, fix_tags = config.data["dir"], config.data["fix_tags"]
+        columns = ColumnNames(config.data["word_column"], config.data["tag_column"])
         if source.startswith(TFDS):
             tfds_split = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-            rows = sentences_from_rows(read_tfds_table(source, tfds_split))
+            rows = sentences_from_rows(read_tfds_table(source, tfds_split), columns)
             return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
         tables = find_tables(config, split, TAGGED_SUFFIXES)
-        return [(name, read_tagged_file(path, fix_tags)) for name, path in tables]
+        return [(name, read_tagged_file(path, fix_tags, columns)) for name, path in tables]
 
     @staticmethod
     def texts_of(data: TokenClassificationDataset) -> list[str]:
@@ -102,8 +119,8 @@ class TokenClassificationTask(FinetuningTask):
 
     @staticmethod
     def is_degenerate(scores: Mapping[str, float]) -> bool:
-        """Return whether no entity was found."""
-        return not scores["f1"] > 0
+        """Return whether no entity was found, or no word of word tags is right."""
+        return not scores.get("f1", scores["accuracy"]) > 0
 
     @classmethod
     def report(cls, name: str, config: Config, directory: epath.Path) -> str:
