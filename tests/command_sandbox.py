@@ -21,6 +21,7 @@ from processes import run
 from random_models import draw_model
 from test_glue import PUBLISHED
 from test_xnli import write_archives
+from wikipedia_dumps import make_pages, to_multistream
 
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
@@ -102,6 +103,8 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
     for seed, name in enumerate(["wiki_en", "novels_en"], start=2):
         with lzma.open(sandbox / f"{name}.txt.xz", "wt") as file:
             file.write(sample_text(seed=seed, documents=60))
+    dump = to_multistream(make_pages(seed=1, articles=20))
+    (sandbox / "enwiki-pages-articles-multistream.xml.bz2").write_bytes(dump)
     (sandbox / "bert-base-uncased-vocab.txt").write_text(
         "\n".join(toy_tasks.TOKENIZER.tokens) + "\n"
     )

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 from conftest import TOKENIZER, sample_text
 from document_files import content
+from wikipedia_dumps import make_pages, to_multistream
 
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
@@ -32,6 +33,16 @@ def test_prepare_with_beam_writes_the_files_of_prepare(
     options = {"eval_fraction": 0.1, **options}
     prepare(inputs, TOKENIZER, tmp_path / "one", CorpusOptions(**options), workers=1)
     prepare_with_beam(inputs, TOKENIZER, tmp_path / "other", CorpusOptions(**options))
+    assert content(tmp_path / "one") == content(tmp_path / "other")
+
+
+def test_prepare_with_beam_reads_dumps(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("mwparserfromhell", reason="needs pip install 'bertjax[wikipedia]'")
+    inputs = [str(tmp_path / f"{name}.xml.bz2") for name in "ab"]
+    for seed, path in enumerate(inputs):
+        pathlib.Path(path).write_bytes(to_multistream(make_pages(seed, 20)))
+    prepare(inputs, TOKENIZER, tmp_path / "one", workers=1)
+    prepare_with_beam(inputs, TOKENIZER, tmp_path / "other")
     assert content(tmp_path / "one") == content(tmp_path / "other")
 
 

@@ -6,6 +6,7 @@ Imports inside functions and for types alone count like any other import.
 import ast
 import functools
 import graphlib
+import itertools
 import pathlib
 import re
 import sys
@@ -201,7 +202,8 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
 def test_dependencies_are_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    required = [*project["dependencies"], *extras["beam"], *extras["filters"], *extras["serve"]]
+    optional = (extras[name] for name in ("beam", "wikipedia", "filters", "serve"))
+    required = itertools.chain(project["dependencies"], *optional)
     distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
     packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}
     packages -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch reads pickled weights only

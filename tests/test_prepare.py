@@ -1,5 +1,6 @@
 """Tests of the preparation of a corpus."""
 
+import csv
 import gzip
 import io
 import itertools
@@ -110,10 +111,11 @@ def test_prepare_writes_all_documents(text: pathlib.Path, tmp_path: pathlib.Path
 
 
 def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
-    """Write the documents in the formats of C4, Dolma, Wikipedia's dumps and an Arrow cache."""
+    """Write the documents in the formats of public corpora."""
     half = len(documents) // 2
     parts = documents[:half], documents[half:]
-    for name in ("c4", "dolma", "wikipedia", "arrow"):
+    names = ("c4", "dolma", "wikipedia", "arrow", "csv", "json", "wikiextractor")
+    for name in names:
         (directory / name).mkdir()
     for number, part in enumerate(parts):
         records = [
@@ -136,7 +138,13 @@ def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
             pyarrow.ipc.new_stream(file, table.schema) as out,
         ):
             out.write_table(table)
-    return {name: str(directory / name) for name in ("c4", "dolma", "wikipedia", "arrow")}
+        with (directory / "csv" / f"train{number}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["id", "text"], *enumerate(part)])
+        (directory / "json" / f"train{number}.json").write_text(json.dumps(records, indent=1))
+        blocks = [f'<doc id="{i}" title="A">\nA\n\n{text}\n</doc>\n' for i, text in enumerate(part)]
+        (directory / "wikiextractor" / f"AA{number}").mkdir()
+        (directory / "wikiextractor" / f"AA{number}" / "wiki_00").write_text("".join(blocks))
+    return {name: str(directory / name) for name in names}
 
 
 def test_prepare_writes_equal_shards_for_every_input_format(

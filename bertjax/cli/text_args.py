@@ -22,19 +22,27 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
         action="extend",
         required=True,
         metavar="GLOB",
-        help="files or directories of text or JSON lines, also compressed, Parquet or Arrow; "
-        "tfds:NAME/CONFIG; builtin",
+        help="files or directories of text, JSON, CSV or TSV, Wikipedia dumps, also compressed; "
+        "Parquet or Arrow; tfds:NAME/CONFIG; builtin",
     )
     parser.add_argument(
         "--field",
         default="text",
-        help="field of JSON lines or column of tables with the text (%(default)s)",
+        help="field of JSON or column of tables with the text (%(default)s)",
     )
     parser.add_argument(
         "--documents",
-        choices=["blocks", "lines"],
+        choices=["blocks", "lines", "wrapped"],
         default="blocks",
-        help="documents of plain text: blocks between blank lines, or one a line (%(default)s)",
+        help="documents of plain text: blocks between blank lines, one a line, or chapters of "
+        "paragraphs whose wrapped lines are joined (%(default)s)",
+    )
+    parser.add_argument(
+        "--wikitext",
+        choices=["passages", "lists", "markup"],
+        default="passages",
+        help="content of Wikipedia dumps: passages alone, with lists also headings and list items, "
+        "or all markup (%(default)s)",
     )
     parser.add_argument(
         "--max-bad-fraction",
@@ -71,9 +79,8 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
     """
     from data_pipelines.text.sources import ReadOptions
 
-    return ReadOptions(
-        args.field, args.documents, parse_fraction("--max-bad-fraction", args.max_bad_fraction)
-    )
+    max_bad_fraction = parse_fraction("--max-bad-fraction", args.max_bad_fraction)
+    return ReadOptions(args.field, args.documents, max_bad_fraction, args.wikitext)
 
 
 def nonnegative_int(text: str) -> int:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     corpora = [
         (
             line
-            for document in sample_documents(read_documents(group, options), fraction)
+            for document in sample_documents(read_documents(group, options, args.workers), fraction)
             for line in document
         )
         for group in groups

@@ -9,7 +9,6 @@ about 100 bytes per document. A document is held in memory as a whole.
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import logging
 import os
@@ -48,6 +47,7 @@ from data_pipelines.corpus.staging import spool_directory, staging_directory
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import group_by_size, ordered_map
 from data_pipelines.paths import is_remote
+from data_pipelines.text.layouts import Notices
 from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
 from data_pipelines.text.sources import BUILTIN, ReadOptions, read_source, resolve_inputs
 from data_pipelines.text.tfds import TFDS
@@ -82,7 +82,7 @@ def prepare(
       tokenizer: tokenizer of the corpus, saved with it.
       output: a directory that does not exist or is empty.
       options: options that determine the content of the corpus.
-      workers: processes that tokenize; see `ordered_map`.
+      workers: processes that tokenize, and as many that parse wikitext; see `ordered_map`.
       progress: stream for progress messages.
 
     Raises:
@@ -104,7 +104,7 @@ def prepare(
         if spool.position != Position():
             log.info("resume after %s", progress_bar)
         positions: deque[Position] = deque()
-        batches = _batches(sources, read_options, tokenizer, spool.position, positions)
+        batches = _batches(sources, read_options, tokenizer, spool.position, positions, workers)
         make_encoder = functools.partial(_make_encoder, tokenizer, filters)
         try:
             for index, payload in ordered_map(make_encoder, batches, workers):
@@ -161,16 +161,20 @@ def _batches(
     tokenizer: Tokenizer,
     start: Position,
     positions: deque[Position],
+    workers: int | None,
 ) -> Iterator[list[str]]:
     """Yield batches of documents after a position; append the end of each batch to `positions`.
 
     Warn of poor vocabulary coverage at the start of each of the first sources.
     """
+    notices = Notices()
 
     def documents() -> Iterator[tuple[Position, str]]:
         for number, source in enumerate(sources[start.source :], start.source):
             skipped = start.documents if number == start.source else 0
-            remaining = itertools.islice(read_source(source, read_options), skipped, None)
+            remaining = read_source(
+                source, read_options, skip=skipped, workers=workers, notices=notices
+            )
             for done, lines in enumerate(remaining, skipped + 1):
                 yield Position(number, done), "\n".join(lines)
 

@@ -37,9 +37,16 @@ def read_lines(
     Raises:
       InputError: the file is damaged, or its first bytes are those of a binary format.
     """
+    yield from decode_lines(path, read_blocks(path), on_error)
+
+
+def decode_lines(
+    path: epath.Path, blocks: Iterable[bytes], on_error: Callable[[InputError], None]
+) -> Iterator[str]:
+    """Yield the lines of a file's decompressed blocks; arguments and errors as `read_lines`."""
     offset = 0  # in the decompressed file
     parts: list[bytes] = []  # parts of a line whose end is in a later block
-    for block in _blocks(path):
+    for block in blocks:
         head, end, tail = block.rpartition(b"\n")
         if not end:  # a CR at the end of a block may be half of a CR LF
             head, end, tail = block[:-1].rpartition(b"\r")
@@ -84,7 +91,8 @@ def _decode(
     yield from text.split("\n")
 
 
-def _blocks(path: epath.Path) -> Iterator[bytes]:
+def read_blocks(path: epath.Path) -> Iterator[bytes]:
+    """Yield the decompressed content of a text file in blocks; raises as `read_lines`."""
     check_readable(str(path))
     new_decompressor = _DECOMPRESSORS.get(path.suffix)
     with path.open("rb") as file:
@@ -159,6 +167,8 @@ _BINARY_SIGNATURES = [  # (offset in the file, bytes there, fix)
     (0, b"PAR1\x15", "Give Parquet uncompressed, with a name that ends in .parquet"),
     (0, b"ARROW1\0\0", "Give Arrow uncompressed, with a name that ends in .arrow"),
     (0, b"%PDF-", "Extract the text of the PDF"),
+    (0, b"{\\rtf", "Save it as plain text"),
+    (0, b"7z\xbc\xaf\x27\x1c", "Unpack it with 7z x and name the files in it"),
     (0, b"\x1f\x8b", "Let the name of the compressed file end in .gz"),
     (0, b"\xfd7zXZ\0", "Let the name of the compressed file end in .xz"),
     (4, b"1AY&SY", "Let the name of the compressed file end in .bz2"),

@@ -2,16 +2,16 @@
 
 An input is one of
 - a path, a directory (all files in it) or a glob pattern, local or `gs://`, of
-  - plain text with a blank line between documents, or with one document per line;
-  - JSON lines with one document in the text field of each object, recognized by their suffix
-    (`.json`, `.jsonl`, `.ndjson`) or by a first line that is a JSON object;
+  - plain text with a blank line between documents, with one document per line, or wrapped;
+  - JSON lines, a JSON list, CSV or TSV with one document in the text field of each object or row;
+  - Wikipedia's dumps, WikiExtractor's `<doc>` blocks and others that `layouts` recognizes;
   - Parquet or Arrow (`.parquet`, `.arrow`) with one document in the text column of each row;
-  text and JSON lines may be compressed (`.gz`, `.xz`, `.bz2`, `.zst`). Other formats are rejected
-  by their first bytes;
+  text files may be compressed (`.gz`, `.xz`, `.bz2`, `.zst`). The first lines of a text file
+  determine its layout. Other formats are rejected by their first bytes or lines;
 - `tfds:NAME/CONFIG`: the text feature of the train split of a TensorFlow Datasets builder;
 - `builtin`: the English prose that comes with Python and its packages (see `builtin.py`).
 
-Inputs are streamed: one block of a file and the current document are in memory.
+Inputs are streamed: the first lines, one block of a file and the current document are in memory.
 """
 
 import collections
@@ -21,22 +21,26 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_json, parse_object
 from data_pipelines.paths import is_remote
-from data_pipelines.text import arrow_tables, builtin
-from data_pipelines.text.lines import check_readable, read_lines
+from data_pipelines.text import arrow_tables, builtin, plain_text, tables, wikipedia, wikitext
+from data_pipelines.text.layouts import (
+    Notices,
+    check_documents,
+    detect_layout,
+    take_sample,
+    warn_of_defects,
+)
+from data_pipelines.text.lines import check_readable, decode_lines, read_blocks
+from data_pipelines.text.records import BadRecordCounter, read_json_list, record_documents
 from data_pipelines.text.tfds import TFDS, check_tfds_installed, read_tfds_records
 
-log = logging.getLogger(__name__)
-
 BUILTIN = "builtin"
+DOCUMENTS = ("blocks", "lines", "wrapped")
 _WILDCARD = re.compile(r"[*?\[]")
-_LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +50,27 @@ class ReadOptions:
     Attributes:
       field: name of the text field, column or feature; OUTER.INNER for a field of an object.
       documents: "blocks" if a blank line ends a document of plain text, "lines" if each line is
-        a document.
+        a document, "wrapped" to join the lines of each paragraph, also those of a field.
       max_bad_fraction: maximal fraction of the records (lines of a text file) of an input that may
         be bad: not UTF-8, not JSON or without text. They are skipped.
+      wikitext: content of Wikipedia's dumps: "passages" alone, with "lists" also headings and list
+        items, or all "markup".
     """
 
     field: str = "text"
     documents: str = "blocks"
     max_bad_fraction: float = 0.0
+    wikitext: str = "passages"
 
     def __post_init__(self) -> None:
-        if self.documents not in ("blocks", "lines"):
-            raise InputError(f"documents={self.documents!r}: unknown unit. Choose blocks or lines.")
+        if self.documents not in DOCUMENTS:
+            raise InputError(
+                f"documents={self.documents!r}: unknown unit. Choose blocks, lines or wrapped."
+            )
+        if self.wikitext not in wikitext.CONTENTS:
+            raise InputError(
+                f"wikitext={self.wikitext!r}: unknown content. Choose passages, lists or markup."
+            )
         if not 0 <= self.max_bad_fraction < 1:
             raise InputError(
                 f"max_bad_fraction={self.max_bad_fraction}: not a fraction. It must be at least 0 "
@@ -69,15 +82,23 @@ DEFAULT_READ_OPTIONS = ReadOptions()
 
 
 def read_documents(
-    inputs: Sequence[str], read_options: ReadOptions = DEFAULT_READ_OPTIONS
+    inputs: Sequence[str],
+    read_options: ReadOptions = DEFAULT_READ_OPTIONS,
+    workers: int | None = 1,
 ) -> Iterator[list[str]]:
     """Yield the documents of all inputs in order; files of a pattern are sorted by name.
+
+    Args:
+      inputs: the inputs.
+      read_options: options of reading.
+      workers: processes that parse wikitext; see `ordered_map`.
 
     Raises:
       InputError: an input does not exist, is damaged or has too many bad records.
     """
+    notices = Notices()
     for source in resolve_inputs(inputs):
-        yield from read_source(source, read_options)
+        yield from read_source(source, read_options, notices=notices, workers=workers)
 
 
 def resolve_inputs(inputs: Sequence[str]) -> list[str]:
@@ -134,168 +155,117 @@ def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-class _BadRecordCounter:
-    """Counter of an input's records and bad records that stops at too many bad ones."""
-
-    def __init__(self, source: str, max_bad_fraction: float) -> None:
-        self._source, self._max_bad_fraction = source, max_bad_fraction
-        self._records = self._bad = 0
-        self._first: InputError | None = None
-
-    def count(self) -> None:
-        """Count a record."""
-        self._records += 1
-
-    def add_line(self, error: InputError) -> None:
-        """Count a bad record that was not counted before: a line that is not text."""
-        self.count()
-        self.add(error)
-
-    def add(self, error: InputError) -> None:
-        """Count a bad record, or raise its error if there are too many."""
-        if not self._max_bad_fraction:
-            raise error
-        self._first = self._first or error
-        self._bad += 1
-        # Twice as many as allowed: stop early, the input would have to be twice as long.
-        if self._bad > 1000 and self._bad > 2 * self._max_bad_fraction * self._records:
-            self.end()
-
-    def end(self) -> None:
-        """Log the bad records, or raise InputError if there are too many."""
-        if not self._bad:
-            return
-        counts = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
-        if self._bad > self._max_bad_fraction * self._records:
-            raise InputError(
-                f"{counts}, more than max_bad_fraction={self._max_bad_fraction:g}. The first: "
-                f"{self._first}"
-            )
-        log.warning("%s and skipped. The first: %s", counts, self._first)
-
-
-def read_source(source: str, read_options: ReadOptions) -> Iterator[list[str]]:
-    """Yield the documents of one input from `resolve_inputs`; raises as `read_documents`."""
-    if source == BUILTIN:
-        yield from builtin.documents()
-        return
-    bad = _BadRecordCounter(source, read_options.max_bad_fraction)
-    yield from _documents(source, read_options, bad)
-    bad.end()
-
-
-def _documents(
-    source: str, read_options: ReadOptions, bad: _BadRecordCounter
+def read_source(
+    source: str,
+    read_options: ReadOptions,
+    *,
+    skip: int = 0,
+    workers: int | None = 1,
+    notices: Notices | None = None,
 ) -> Iterator[list[str]]:
-    field = read_options.field
-    if source.startswith(TFDS):
-        records = read_tfds_records(source, "train")
-        return _record_documents(f"{source} record ", 0, records, field, bad)
-    path = epath.Path(source)
-    if path.suffix in arrow_tables.SUFFIXES:
-        rows = ({field: value} for value in arrow_tables.read_column(path, field))
-        return _record_documents(f"{source} row ", 0, rows, field, bad)
-    first, lines = _peek_first_line(read_lines(path, bad.add_line))
-    has_json_suffix = any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes)
-    if has_json_suffix or _is_object(first):
-        return _record_documents(f"{source}:", 1, lines, field, bad)
-    if read_options.documents == "lines":
-        return _line_documents(lines, bad)
-    return _block_documents(source, lines, bad)
-
-
-def _peek_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
-    """Return the first line that is not blank ("" if there is none), and all lines."""
-    for blank, line in enumerate(lines):
-        if line.strip():
-            return line, itertools.chain(itertools.repeat("", blank), [line], lines)
-    return "", iter(())
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return line.lstrip("\ufeff \t").startswith("{") and bool(parse_json(line))
-    except ValueError:
-        return False
-
-
-def _line_documents(lines: Iterator[str], bad: _BadRecordCounter) -> Iterator[list[str]]:
-    for line in lines:
-        bad.count()
-        if line := line.strip():
-            yield [line]
-
-
-def _block_documents(
-    source: str, lines: Iterator[str], bad: _BadRecordCounter
-) -> Iterator[list[str]]:
-    document: list[str] = []
-    for line in lines:
-        bad.count()
-        if line := line.strip():
-            document.append(line)
-            if len(document) == _LONG_DOCUMENT_LINES:
-                log.warning(
-                    "%s: a document has more than %d lines. A blank line ends a document; if each "
-                    "line is a document, choose --documents lines.",
-                    source,
-                    _LONG_DOCUMENT_LINES,
-                )
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
-
-
-def _record_documents(
-    prefix: str, first: int, records: Iterable[Any], field: str, bad: _BadRecordCounter
-) -> Iterator[list[str]]:
-    """Yield the document in a field of each record.
+    """Yield the documents of one input from `resolve_inputs`; raises as `read_documents`.
 
     Args:
-      prefix: start of the location of a record; its number follows.
-      first: number of the first record.
-      records: objects, or lines of JSON; blank lines are skipped.
-      field: name of the field.
-      bad: counts records, and bad ones, whose document is empty.
+      source: the input.
+      read_options: options of reading.
+      skip: number of documents to leave out at the start.
+      workers: processes that parse wikitext; see `ordered_map`.
+      notices: logs what is remarkable about several inputs, each kind once.
     """
-    for number, record in enumerate(records, first):
-        is_line = isinstance(record, str)
-        if is_line and not record.strip():
-            continue
-        bad.count()
-        location = f"{prefix}{number}"
-        try:
-            if is_line:
-                record = parse_object(location, record)
-            yield _split_document(location, _get_field(location, record, field), field)
-        except InputError as error:
-            bad.add(error)
-            yield []
+    reader = _SourceReader(source, read_options, notices or Notices())
+    yield from reader.read(skip, workers)
 
 
-def _get_field(location: str, record: dict[str, Any], field: str) -> Any:
-    if field in record:
-        return record[field]
-    outer, dot, inner = field.partition(".")
-    if dot and isinstance(record.get(outer), dict):
-        return _get_field(location, record[outer], inner)
-    names = ", ".join(sorted(record)) or "none"
-    raise InputError(f"{location}: no field {field!r}, only {names}. Choose one with --field.")
+class _SourceReader:
+    """Reader of one input."""
 
+    def __init__(self, source: str, read_options: ReadOptions, notices: Notices) -> None:
+        self._source, self._options, self._notices = source, read_options, notices
+        self._bad = BadRecordCounter(source, read_options.max_bad_fraction)
 
-def _split_document(location: str, text: Any, field: str) -> list[str]:
-    """Return the document in a field; blank lines in it do not end a document."""
-    try:
-        if isinstance(text, bytes):
-            text = text.decode()
+    def read(self, skip: int, workers: int | None) -> Iterator[list[str]]:
+        """Yield the documents; see `read_source`."""
+        source, field = self._source, self._options.field
+        path = epath.Path(source)
+        if source == BUILTIN:
+            documents = builtin.documents()
+        elif source.startswith(TFDS):
+            records = enumerate(read_tfds_records(source, "train"))
+            documents = self._records(f"{source} record ", records)
+        elif path.suffix in arrow_tables.SUFFIXES:
+            values = arrow_tables.read_column(path, field)
+            documents = self._records(f"{source} row ", enumerate({field: v} for v in values))
         else:
-            text.encode()
-    except AttributeError:
-        kind = type(text).__name__
-        raise InputError(f"{location}: field {field!r} is {kind}, not text. Fix it.") from None
-    except UnicodeError as error:
-        raise InputError(f"{location}: field {field!r} is not Unicode ({error}). Fix it.") from None
-    lines = text.replace("\r", "\n").split("\n")
-    return [stripped for line in lines if (stripped := line.strip())]
+            blocks = read_blocks(path)
+            start = next(blocks, b"")
+            blocks = itertools.chain([start], blocks)
+            if wikipedia.is_dump(start):
+                documents, skip = self._articles(path, blocks, skip, workers), 0
+            else:
+                documents = self._text(path, decode_lines(path, blocks, self._bad.add_line))
+        yield from itertools.islice(documents, skip, None)
+        self._bad.end()
+
+    def _text(self, path: epath.Path, lines: Iterator[str]) -> Iterator[list[str]]:
+        """Return the documents of a text file; its first lines determine the layout."""
+        source, field, bad = self._source, self._options.field, self._bad
+        sample, is_whole = take_sample(lines)
+        lines = itertools.chain(sample, lines)
+        layout, header = detect_layout(path, sample, is_whole, field)
+        if layout == "json_list":
+            return self._records(f"{source} element ", read_json_list(source, lines))
+        if layout == "json_lines":
+            return self._records(f"{source}:", enumerate(lines, 1))
+        if header:
+            rows = tables.read_rows(source, lines, header, field)
+            what = f"the cells of column {field!r} of {', '.join(map(repr, header.columns))}"
+            return self._announce(layout, what, self._records(f"{source}:", rows))
+        if layout == "extractor":
+            documents = plain_text.extractor_documents(source, lines, bad.add_line)
+            return self._announce(layout, "<doc> blocks, without titles", documents)
+        if layout == "wikitext":
+            documents = plain_text.wikitext_documents(lines)
+            return self._announce(layout, 'articles below "= Title =", without headings', documents)
+        if layout == "separated":
+            documents = plain_text.separated_documents(lines)
+            return self._announce(layout, f"the parts between {plain_text.SEPARATOR}", documents)
+        is_wrapped = self._options.documents == "wrapped"
+        warn_of_defects(source, sample, self._notices, is_wrapped)
+        if self._options.documents == "blocks":
+            return plain_text.block_documents(source, lines, bad.count)
+        counted = bad.count_all(lines)
+        if is_wrapped:
+            return plain_text.wrapped_documents(counted)
+        return plain_text.line_documents(counted)
+
+    def _records(self, prefix: str, numbered: Iterable[tuple[int, object]]) -> Iterator[list[str]]:
+        is_wrapped = self._options.documents == "wrapped"
+        documents = record_documents(prefix, numbered, self._options.field, is_wrapped, self._bad)
+        return check_documents(self._source, documents, self._notices, is_wrapped)
+
+    def _articles(
+        self, path: epath.Path, blocks: Iterable[bytes], skip: int, workers: int | None
+    ) -> Iterator[list[str]]:
+        content = self._options.wikitext
+        articles = wikipedia.read_dump(path, blocks, content, skip, workers)
+        documents = (lines for _, lines in articles)
+        return self._announce("dump", f"articles of a Wikipedia dump ({content})", documents)
+
+    def _announce(
+        self, layout: str, what: str, documents: Iterator[list[str]]
+    ) -> Iterator[list[str]]:
+        """Yield the documents; log what they are, with the first as an example."""
+        for document in documents:
+            if document:
+                self._notices(
+                    logging.INFO,
+                    layout,
+                    "%s: documents are %s, such as %r.",
+                    self._source,
+                    what,
+                    document[0][:80],
+                )
+                yield document
+                break
+            yield document
+        yield from documents

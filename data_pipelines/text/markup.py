@@ -1,0 +1,105 @@
+"""Markup and annotated text, which is rejected with the way to extract the text."""
+
+import re
+from collections.abc import Sequence
+
+from etils import epath
+
+from data_pipelines.errors import InputError
+
+_MARKUP_START = re.compile(r"\s*<(\?xml|!doctype|html|head|body)\b", re.IGNORECASE)
+_TAG_LINE = re.compile(r"""\s*<([A-Za-z][\w:.-]*)(\s+[\w:.-]+\s*=\s*("[^"]*"|'[^']*'))*\s*>\s*""")
+_TIMES = re.compile(r"\s*(\d+:)?\d\d:\d\d[,.]\d{3} --> ")
+_CONLLU = re.compile(r"\d+([-.]\d+)?\t([^\t]+\t){8}[^\t]+")
+_TAG = re.compile(r"O|[BIESLU]-\S+")
+_TAGGED_LINE = re.compile(r"\s*(?:[^\s/_]+[/_][A-Za-z.,:;()`'$*+-]{1,9}\s+){3}")  # the/DT old/JJ
+_TREE = re.compile(r"\s*\((\s|TOP|ROOT|S1)?\s*\([A-Z]+\b")  # of the Penn Treebank
+_WARC_FIELD = re.compile(r"WARC-Type: ")
+_DUMP_INDEX = re.compile(r"\d+:\d+:.")
+_LATEX = re.compile(r"\s*\\documentclass\b")
+_FASTTEXT = re.compile(r"\s*__label__\S")
+_MAIL = re.compile(r"From \S+|(From|Return-Path|Received|Message-ID|Path|Xref): ")
+_SEPARATOR = re.compile(r"(?<=\s)(?!@.@\s|[-.]+\s)[^\w\s]{3,}(?=\s)")
+_MIN_LINES = 5  # with equal marks, which are then no accident
+
+
+def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
+    """Raise InputError for markup and annotated text, with the fix.
+
+    Args:
+      path: the file.
+      lines: its first lines, blank ones left out.
+    """
+    first = lines[0].lstrip("\ufeff") if lines else ""
+    tokens = [line for line in lines if not line.startswith("#")]  # lines of annotated text
+    is_tag = _TAG_LINE.fullmatch(first) and any("</" in line for line in lines)
+    if _MARKUP_START.match(first) or is_tag:
+        problem = f"HTML or XML ({first.strip()[:40]})"
+        fix = "Extract its text, for example with trafilatura or html2text"
+    elif first.startswith("WARC/") and _count(_WARC_FIELD, lines):
+        problem, fix = "a WARC archive", "Extract its text, for example with warcio"
+    elif len(lines) >= _MIN_LINES and all(map(_DUMP_INDEX.match, lines)):
+        problem, fix = "the index of a Wikipedia dump", "Leave it out and name the dump"
+    elif first.startswith(("-- MySQL dump", "-- PostgreSQL database dump", "SQLite format 3")):
+        problem, fix = "a database", "Export its text as CSV"
+    elif any(_LATEX.match(line) for line in lines if "\\" in line):
+        problem, fix = "LaTeX", "Extract its text, for example with pandoc -t plain"
+    elif _TREE.match(first):
+        problem, fix = "syntax trees", "Extract their words, for example with NLTK"
+    elif first.startswith("[Script Info]"):
+        problem = "subtitles with times"
+        fix = _command(path, "sed -n 's/^Dialogue: \\([^,]*,\\)\\{9\\}//p'")
+    elif _MAIL.match(first) and any(line.startswith(("Subject:", "Message-ID:")) for line in lines):
+        problem, fix = "mail with headers", "Extract its text, with Python's mailbox and email"
+    elif _count(_TIMES, lines) > (not first.startswith("WEBVTT")):
+        problem = "subtitles with times"
+        fix = _command(path, "grep -vE '^(WEBVTT.*|[0-9]+|.*-->.*)?\\s*$'")
+    elif tokens and all(map(_CONLLU.fullmatch, tokens)):
+        problem = "CoNLL-U"
+        fix = _command(path, "sed -n 's/^# text = //p'", "--documents lines")
+    elif len(tokens) >= _MIN_LINES and all(map(_ends_with_tag, tokens)):
+        problem = "a token and its tags a line"
+        command = 'awk \'NF {printf "%s ", $1; next} {print ""}\''
+        fix = _command(path, command, "--documents lines")
+        fix = f"{fix}, where $1 is the column of the tokens"
+    elif len(lines) >= _MIN_LINES and _count(_TAGGED_LINE, lines) > 0.9 * len(lines):
+        problem = "tags behind the words"
+        fix = _command(path, "sed -E 's#[/_][^ /_]+( |$)#\\1#g'")
+    elif _count(_FASTTEXT, lines) > 0.9 * len(lines) > 0:
+        problem = "labels of fastText before the text"
+        fix = _command(path, "sed -E 's/(__label__[^ ]+ ?)+//'")
+    elif separator := _find_separator(lines):
+        problem = f"columns between {separator!r}"
+        fix = _command(path, f"awk -F ' *{re.escape(separator)} *' '{{print $NF}}'")
+        fix = f"{fix}, where $NF is the last column"
+    else:
+        return
+    raise InputError(f"{path}: {problem}. {fix}.")
+
+
+def _command(path: epath.Path, command: str, option: str = "") -> str:
+    """Return the fix that a shell command writes the text to another file."""
+    reader = f", which is read with {option}" if option else ""
+    return f"Write its text{reader}: {command} {path.name} > {path.stem}.text.txt"
+
+
+def _count(pattern: re.Pattern[str], lines: Sequence[str]) -> int:
+    return sum(pattern.match(line) is not None for line in lines)
+
+
+def _ends_with_tag(line: str) -> bool:
+    """Return whether a line is a token with a tag behind it, or with three empty columns."""
+    fields = line.split()
+    has_tag = len(fields) > 1 and _TAG.fullmatch(fields[-1]) is not None
+    return has_tag or sum(field in ("-", "_", "*") for field in fields) > 2
+
+
+def _find_separator(lines: Sequence[str]) -> str:
+    """Return punctuation such as +++$+++ that stands between spaces in every line; "" for none."""
+    if len(lines) < _MIN_LINES:
+        return ""
+    common = set(_SEPARATOR.findall(lines[0]))
+    for line in lines[1:]:
+        if not (common := common & set(_SEPARATOR.findall(line))):
+            return ""
+    return min(common)

@@ -1,0 +1,179 @@
+"""Documents of plain text: blocks, lines, wrapped text, and text with marks between documents."""
+
+import html
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from data_pipelines.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+SEPARATOR = "<|endoftext|>"  # of GPT's corpora
+EXTRACTOR_START = re.compile(r"\s*<doc\s+id=")
+_EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.*?)"|'(.*?)')\s*/?>""")
+_TAGS = re.compile(r"</?(?:a|b|i|u|h[1-6]|li|ul|ol|dl|dd|dt|p|br|div|span|ref)\b[^<>]*>")
+_HEADING = re.compile(r"(= )+[^=].*?( =)+")  # of WikiText-2 and WikiText-103, stripped
+_LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
+# Chapters of wrapped books end at two or more blank lines. A shorter part is a heading. A longer
+# one is divided, so that one book without chapters has the two documents that are the minimum.
+_MIN_CHAPTER_CHARS, _MAX_CHAPTER_CHARS = 1_000, 16_000
+
+
+def block_documents(
+    source: str, lines: Iterable[str], count: Callable[[], None]
+) -> Iterator[list[str]]:
+    """Yield the blocks between blank lines; call `count` for each line."""
+    document: list[str] = []
+    for line in lines:
+        count()
+        if line := line.strip():
+            document.append(line)
+            if len(document) == _LONG_DOCUMENT_LINES:
+                _log.warning(
+                    "%s: a document has more than %d lines. A blank line ends a document; if each "
+                    "line is a document, choose --documents lines.",
+                    source,
+                    _LONG_DOCUMENT_LINES,
+                )
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
+
+
+def line_documents(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield each line that is not blank as a document."""
+    for line in lines:
+        if line := line.strip():
+            yield [line]
+
+
+def wrapped_documents(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the chapters of wrapped text, a paragraph a line.
+
+    Two or more blank lines end a chapter of at least 1,000 characters. After 16,000 characters,
+    the end of a paragraph does.
+    """
+    document: list[str] = []
+    size = 0
+    for gap, paragraph in _wrapped_paragraphs(lines):
+        if size >= _MAX_CHAPTER_CHARS or (gap > 1 and size >= _MIN_CHAPTER_CHARS):
+            yield document
+            document, size = [], 0
+        document.append(paragraph)
+        size += len(paragraph)
+    if document:
+        yield document
+
+
+def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the paragraphs of wrapped text, each as a line."""
+    return (paragraph for _, paragraph in _wrapped_paragraphs(lines))
+
+
+def _wrapped_paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield paragraphs and the number of blank lines before each.
+
+    A blank line ends a paragraph, and a line that is indented more than the line before. The
+    hyphen at the end of a line is kept, without a space behind it: it may be part of the word.
+    """
+    parts: list[str] = []
+    gap = blank = indent = 0
+    for line in lines:
+        stripped = line.strip()
+        previous_indent, indent = indent, len(line) - len(line.lstrip())
+        if parts and (not stripped or indent > previous_indent):
+            yield gap, "".join(parts)
+            parts = []
+        if not stripped:
+            blank += 1
+            continue
+        if parts and not parts[-1].endswith("-"):
+            parts.append(" ")
+        if not parts:
+            gap, blank = blank, 0
+        parts.append(stripped)
+    if parts:
+        yield gap, "".join(parts)
+
+
+def separated_documents(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the documents between marks `<|endoftext|>`; blank lines do not end a document."""
+    document: list[str] = []
+    for line in lines:
+        part, *others = line.split(SEPARATOR)
+        document.append(part.strip())
+        for other in others:
+            if any(document):
+                yield list(filter(None, document))
+            document = [other.strip()]
+    if any(document):
+        yield list(filter(None, document))
+
+
+def wikitext_documents(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the articles of WikiText-2 and WikiText-103 without their headings."""
+    document: list[str] = []
+    for line in lines:
+        line = line.strip()
+        if _HEADING.fullmatch(line):
+            if document and not line.startswith("= ="):
+                yield document
+                document = []
+        elif line:
+            document.append(line)
+    if document:
+        yield document
+
+
+def is_wikitext(lines: Sequence[str]) -> bool:
+    """Return whether the first lines, blank ones left out, are those of WikiText's articles."""
+    stripped = [line.strip() for line in lines]
+    is_title = _HEADING.fullmatch(stripped[0]) and not stripped[0].startswith("= =")
+    has_section = any(line.startswith("= = ") and _HEADING.fullmatch(line) for line in stripped)
+    return bool(is_title) and (has_section or lines[0].startswith(" = "))
+
+
+def extractor_documents(
+    source: str, lines: Iterable[str], add_bad: Callable[[InputError], None]
+) -> Iterator[list[str]]:
+    """Yield the articles in WikiExtractor's `<doc id= url= title=>` blocks.
+
+    Titles are dropped, as by BERT's users: a title is no sentence. Entities and tags, which some
+    of its versions and options leave, are resolved and removed.
+
+    Args:
+      source: the file, for errors.
+      lines: its lines.
+      add_bad: called with the error of a line outside of the blocks.
+    """
+    document: list[str] | None = None
+    title = ""
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if EXTRACTOR_START.match(line):
+            if document is not None:
+                yield document
+            document = []
+            match = _EXTRACTOR_TITLE.search(line)
+            title = html.unescape(match[1] or match[2] or "") if match else ""
+        elif line == "</doc>" and document is not None:
+            yield document
+            document = None
+        elif line and document is None:
+            add_bad(InputError(f"{source}:{number}: text outside of <doc>. Remove it."))
+        elif line:
+            assert document is not None
+            is_last = line.endswith("</doc>")  # without a line end before it
+            text = _TAGS.sub("", html.unescape(line.removesuffix("</doc>"))).strip()
+            if text and not (title and text == title and not document):
+                document.append(text)
+            elif text:
+                title = ""
+            if is_last:
+                yield document
+                document = None
+    if document is not None:
+        yield document

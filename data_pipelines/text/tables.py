@@ -1,0 +1,182 @@
+"""Tables of text, CSV and TSV, recognized by their content and read row by row."""
+
+import csv
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from data_pipelines.errors import InputError
+
+csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
+
+_DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "vertical bars"}
+_EXCEL_DELIMITER = re.compile(r"\s*(sep=.\s*)?")  # or a blank line, before the header
+_NAME = re.compile(r"(?! )[^!?\t\"]{0,40}(?<!\.)")
+_SAMPLE_LINES = 100
+_MIN_ROWS = 5  # of a table that is recognized by its rows alone
+_MAX_CELL_LINES = 1000  # in a table with tabs, where an open quote may be text
+
+Row = list[str] | str  # cells, or what is wrong with the row
+
+
+class Header(NamedTuple):
+    """The layout of a table.
+
+    Attributes:
+      delimiter: character between cells.
+      columns: cells of the first row.
+    """
+
+    delimiter: str
+    columns: tuple[str, ...]
+
+
+def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) -> Header | None:
+    """Return the header if the first lines of a text are those of a table.
+
+    A table has two or more columns and a row below its header. Any of these identifies it:
+    - a column with the name of the field, in a file named .csv or .tsv, or if four of five rows
+      have as many cells as the header;
+    - names of columns (short, no sentences) in a file named .csv or .tsv, if half of the rows have
+      as many cells;
+    - five or more rows that all have as many cells, without blank lines between. Text has spaces
+      behind its commas and semicolons, so no cell may begin with a space.
+
+    In a file named .csv or .tsv, a single column is recognized by the name of the field or by
+    quotes around lines.
+
+    Args:
+      sample: the first lines.
+      is_whole: whether these are all lines.
+      field: name of the text column.
+      suffix: ".csv", ".tsv" or another suffix of the file.
+    """
+    lines = list(sample[:_SAMPLE_LINES])
+    is_whole = is_whole and len(lines) == len(sample)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    has_suffix = suffix in (".csv", ".tsv")
+    head = [line for line in lines if line.strip()][:3]
+    headers: list[tuple[tuple[bool, float, int], Header]] = []
+    for delimiter in _DELIMITERS:
+        if not has_suffix and not any(delimiter in line for line in head):
+            continue
+        rows = [[] if isinstance(row, str) else row for _, row in _rows(lines, delimiter)]
+        if not is_whole:
+            rows.pop()  # it may be cut
+        if len(rows) < 2 or not rows[0]:
+            continue
+        header = Header(delimiter, tuple(cell.strip() for cell in rows[0]))
+        data = [row for row in rows[1:] if row]
+        share = sum(len(row) == len(rows[0]) for row in data) / max(1, len(data))
+        has_field = field in header.columns
+        has_names = all(map(_NAME.fullmatch, rows[0])) and re.search(r"[^\W\d]", "".join(rows[0]))
+        is_even = _is_even(rows, delimiter)
+        if len(rows[0]) == 1:
+            is_quoted = has_names and share == 1 and any(line[:1] == '"' for line in lines[1:])
+            is_delimiter = delimiter == ("," if suffix == ".csv" else "\t")
+            is_table = has_suffix and is_delimiter and (has_field or is_quoted)
+        elif has_suffix:
+            is_table = has_field or is_even or (bool(has_names) and share >= 0.5)
+        else:
+            is_table = is_even or (has_field and share >= 0.8)
+        if is_table:
+            headers.append(((has_field, share, len(rows[0])), header))
+    return max(headers)[1] if headers else None
+
+
+def _is_even(rows: Sequence[Sequence[str]], delimiter: str) -> bool:
+    """Return whether rows have equally many cells and no prose's spaces behind delimiters."""
+    return (
+        len(rows) > _MIN_ROWS
+        and all(len(row) == len(rows[0]) for row in rows)
+        # Otherwise it is an indentation, or verse with commas at the ends of lines.
+        and all(any(row[column].strip() for row in rows) for column in (0, -1))
+        and not (delimiter in ",;" and any(cell[:1] == " " for row in rows for cell in row))
+    )
+
+
+def read_rows(
+    path: str, lines: Iterable[str], header: Header, field: str
+) -> Iterator[tuple[int, dict[str, str] | InputError]]:
+    """Yield line number and {field: text} of each row, or the error of a damaged row.
+
+    Raises:
+      InputError: there is no column `field`, or two.
+    """
+    columns = header.columns
+    if columns.count(field) != 1:
+        names = ", ".join(repr(name[:30]) for name in columns)
+        problem = "two columns" if field in columns else "a table without a column"
+        raise InputError(
+            f"{path}: {problem} {field!r}: {names}. Choose one with --field, or write a header if "
+            f"there is none. If it is text, replace its {_DELIMITERS[header.delimiter]}."
+        )
+    index = columns.index(field)
+    for number, row in itertools.islice(_rows(lines, header.delimiter), 1, None):
+        if isinstance(row, str):
+            yield number, InputError(f"{path}:{number}: not a row ({row}). Fix its quotes.")
+        elif len(row) == len(columns):
+            yield number, {field: row[index]}
+        elif row:
+            count = f"{len(row)} cells instead of {len(columns)}"
+            yield number, InputError(f"{path}:{number}: {count}. Fix the row.")
+
+
+def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, Row]]:
+    """Yield the number of the first line and the cells of each row; blank lines have none."""
+    remaining = iter(lines)
+    first = 1
+    for line in remaining:
+        if not _EXCEL_DELIMITER.fullmatch(line):
+            remaining = itertools.chain([line], remaining)
+            break
+        first += 1
+    if delimiter == "\t":
+        yield from _tab_rows(remaining, first)
+        return
+    reader = csv.reader((f"{line}\n" for line in remaining), delimiter=delimiter, strict=True)
+    while True:
+        number = first + reader.line_num
+        try:
+            yield number, next(reader)
+        except csv.Error as error:
+            yield number, str(error)
+        except StopIteration:
+            return
+
+
+def _tab_rows(lines: Iterator[str], number: int) -> Iterator[tuple[int, Row]]:
+    """Yield rows with tabs between cells.
+
+    A cell in double quotes is unquoted as pandas and Excel write it: with doubled quotes, tabs or
+    line ends in it. Other quotes are text.
+    """
+    columns = 0
+    line = next(lines, None)
+    while line is not None:
+        row = line.split("\t") if line.strip() else []
+        following = next(lines, None)
+        size = 1  # lines of the row
+        if line.startswith('"') or '\t"' in line:
+            parts, quotes = [line], line.count('"')
+            while (
+                quotes % 2
+                and following is not None
+                and len(parts) < _MAX_CELL_LINES
+                # If this row and the next are whole, the open quote is text.
+                and (min(len(row), following.count("\t") + 1) < columns or columns < 2)
+            ):
+                parts.append(following)
+                quotes += following.count('"')
+                following = next(lines, None)
+            try:
+                (row,) = csv.reader((f"{part}\n" for part in parts), delimiter="\t", strict=True)
+                size = len(parts)
+            except (csv.Error, ValueError):
+                lines = itertools.chain(parts[2:], [] if following is None else [following], lines)
+                following = parts[1] if len(parts) > 1 else next(lines, None)
+        columns = columns or len(row)
+        yield number, row
+        number, line = number + size, following

@@ -1,0 +1,158 @@
+"""Layouts of text files: those that are rejected with a fix, and defects that are warned of."""
+
+import pathlib
+import re
+import subprocess
+import textwrap
+
+import pytest
+from conftest import sample_text
+from document_files import read, save
+
+from data_pipelines.errors import InputError
+
+SRT = "1\n00:00:01,000 --> 00:00:02,000\nOne line.\n\n2\n00:00:02,500 --> 00:00:04,000\nTwo.\n"
+CONLLU = "# text = One line.\n" + "1\tOne\tone\tNUM\tCD\t_\t2\tnummod\t_\t_\n" * 2 + "\n"
+CONLL = "-DOCSTART- -X- -X- O\n\nOne CD B-NP O\nline NN I-NP O\n\nOslo NNP B-NP B-LOC\n\n"
+
+
+CONLL12 = "bc/x 0 1 line NN * - - - -\n" * 2 + "\n"
+ASS = "[Script Info]\nTitle: x\n\n[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,D,,0,0,0,,One, two.\n"
+BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "text"),
+    [
+        (SRT, "subtitles with times", "One line.\nTwo.\n"),
+        ("WEBVTT - x\n\n" + SRT.replace(",", "."), "subtitles with times", "One line.\nTwo.\n"),
+        (CONLLU * 2, "CoNLL-U", "One line.\nOne line.\n"),
+        (CONLL * 2, "a token and its tags a line", "-DOCSTART- \nOne line \nOslo \n" * 2),
+        (CONLL12 * 3, "a token and its tags a line", "bc/x bc/x \n" * 3),
+        ("A +++$+++ B +++$+++ One line.\n" * 10, "columns between", "One line.\n" * 10),
+        (ASS, "subtitles with times", "One, two.\n"),
+        ("__label__a __label__b One line.\n" * 9, "labels of fastText", "One line.\n" * 9),
+        (BROWN, "tags behind the words", "The tea was old .\n" * 9),
+        (BROWN.replace("/", "_"), "tags behind the words", "The tea was old .\n" * 9),
+    ],
+)
+def test_annotated_text_is_rejected_with_a_command(tmp_path, content, problem, text) -> None:
+    with pytest.raises(InputError, match=rf"a\.x: {problem}.*\. Write its text") as caught:
+        read(save(tmp_path / "a.x", content))
+    command = re.search(r"Write its text.*?: (.* > a\.text\.txt)", str(caught.value))[1]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    written = tmp_path / "a.text.txt"
+    assert written.read_text() == text
+    assert len(read(str(written), documents="lines")) == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<!DOCTYPE html>\n<p>One.\n",
+        "<html><head></head>\n",
+        '\ufeff<?xml version="1.0"?>\n<tmx/>\n',
+        '<text id="a">\n<s>\nOne\tCD\tone\n</s>\n</text>\n',
+        "From a@b.c Mon Jan 1 00:00:00 2001\nMessage-ID: <1>\n\nOne.\n",
+        "From: a@b.c\nSubject: One\nLines: 1\n\nOne.\n",
+        "WARC/1.0\nWARC-Type: conversion\n\nOne.\n",
+        "-- MySQL dump 10.19\n",
+        "600:10:Tea\n600:12:Oslo: a city\n" * 3,
+        "% a paper\n\\documentclass{article}\n\nOne.\n",
+        "( (S (NP (DT The) (NN tea))))\n",
+        "(TOP (S (NP (DT The) (NN tea))))\n",
+    ],
+)
+def test_markup_is_rejected(tmp_path: pathlib.Path, content: str) -> None:
+    with pytest.raises(InputError, match=r"a\.txt: .*\. (Extract|Export|Leave it out)"):
+        read(save(tmp_path / "a.txt", content), documents="lines")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<unk> is a token.\n<b>No</b> page.",
+        "<noise>\nA line.",
+        "[1] A note.\n[2] Another.",
+        '["A" and "B"]\nOne.',
+        "1\n2\n3",
+        "O\nO\nO",
+        "(See (A and B).)\n((C)).",
+        "Type O\nand O",
+        "a/b c/d e/f g/h\nOne.",
+        "# A heading\n# Vitamin O",
+        "and/or one/two is/was a/b\nOne.",
+        "From her came a line.\nSubject to change.\nOne - two - three.",
+        "At 00:00:01,000 --> it began.",
+        "= A =\nText.",
+    ],
+)
+def test_text_with_marks_is_plain(tmp_path: pathlib.Path, text: str) -> None:
+    assert read(save(tmp_path / "a.txt", text)) == [text.split("\n")]
+
+
+@pytest.mark.parametrize("line", ['{\n  "text": "One."\n}', "{'text': 'One.'}"])
+def test_objects_that_are_not_json_lines_are_rejected(tmp_path, line: str) -> None:
+    with pytest.raises(InputError, match=r"a\.txt:1: not JSON \(.*\)\. Write one object per line"):
+        read(save(tmp_path / "a.txt", f"{line}\n" * 3))
+
+
+# Defects
+
+
+def wrapped(width: int = 70, documents: int = 40) -> str:
+    text = sample_text(seed=5, documents=documents)
+    blocks = [textwrap.fill(" ".join(b.split()), width) for b in text.strip().split("\n\n")]
+    return "\n\n".join(blocks)
+
+
+@pytest.mark.parametrize("width", [40, 72, 120])
+@pytest.mark.parametrize("documents", ["blocks", "lines"])
+def test_wrapped_text_is_reported_once(tmp_path, width: int, documents: str, caplog) -> None:
+    inputs = [save(tmp_path / name, wrapped(width)) for name in ("a.txt", "b.txt")]
+    read(*inputs, documents=documents)
+    (message,) = caplog.messages
+    assert "a.txt: lines are wrapped, such as '" in message
+    assert message.endswith("Join the lines with --documents wrapped.")
+    caplog.clear()
+    read(*inputs, documents="wrapped")
+    assert not caplog.messages
+
+
+def test_wrapped_text_of_scripts_without_case_is_reported(tmp_path: pathlib.Path, caplog) -> None:
+    text = "".join(chr(0x4E00 + i) + ("。" if i % 37 == 36 else "") for i in range(2000))
+    read(save(tmp_path / "a.txt", "\n".join(text[i : i + 35] for i in range(0, len(text), 35))))
+    assert "a.txt: lines are wrapped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        sample_text(seed=6, documents=100),  # a sentence a line
+        sample_text(seed=6, documents=100).lower().replace(".", ""),
+        "\n".join(f"- {'item ' * (n % 7 + 1)}" for n in range(200)),
+        "\n".join(f"{'Verse' * (n % 3 + 1)} and more of it," for n in range(200)),
+    ],
+)
+def test_other_text_is_not_reported_as_wrapped(tmp_path, text: str, caplog) -> None:
+    read(save(tmp_path / "a.txt", text))
+    assert "wrapped" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("The cat &amp; the dog .", "100% of the first lines have escapes such as '&amp;'"),
+        ("A well @-@ known dog .", "100% of the first lines have escapes such as '@-@'"),
+        ("A film.<br /><br />I saw it.", "100% of the first lines have tags such as '<br />'"),
+        ("<SPEAKER ID=1 NAME=A>", "100% of the first lines have tags such as '<SPEAKER"),
+        ("word", "most lines are one word, such as 'word'"),
+        ("*** START OF THE PROJECT GUTENBERG EBOOK X ***", "license of Project Gutenberg is part"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_defects_are_reported(tmp_path, name: str, lines: str, message: str, caplog) -> None:
+    line = f'{{"text": "{lines}"}}' if name == "a.jsonl" else lines
+    read(save(tmp_path / name, f"{line}\n" * 200))
+    (warning,) = caplog.messages
+    assert f"{name}: " in warning and message in warning

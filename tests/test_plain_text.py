@@ -1,0 +1,97 @@
+"""Documents of plain text with marks between them, and of wrapped text."""
+
+import pathlib
+
+import pytest
+from document_files import every_compression, read, save
+
+from data_pipelines.errors import InputError
+
+EXTRACTED = """\
+<doc id="12" url="https://example.org/wiki?curid=12" title="Tea &amp; &quot;bread&quot;">
+Tea &amp; "bread"
+
+Tea is a &lt;a href="drink"&gt;drink&lt;/a&gt; of leaves.
+It is old.
+
+</doc>
+<doc id="13" revid="1" url="https://example.org/wiki?curid=13" title="Oslo">
+Oslo
+
+</doc>
+
+<doc id="14" url="x" title="Rain">
+Rain is water. It falls.
+
+Rain
+</doc>
+"""
+ARTICLES = [["Tea is a drink of leaves.", "It is old."], [], ["Rain is water. It falls.", "Rain"]]
+
+
+@every_compression
+@pytest.mark.parametrize("documents", ["blocks", "lines", "wrapped"])
+def test_blocks_of_wikiextractor_are_documents(tmp_path, suffix, documents, caplog) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "AA").mkdir()
+    for name in (f"wiki_00{suffix}", f"wiki_01{suffix}"):
+        save(tmp_path / "AA" / name, EXTRACTED)
+    assert read(str(tmp_path), documents=documents) == ARTICLES * 2
+    (message,) = caplog.messages
+    assert message.endswith("<doc> blocks, without titles, such as 'Tea is a drink of leaves.'.")
+
+
+def test_text_outside_of_wikiextractors_blocks_is_rejected(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "wiki_00", f"{EXTRACTED}\nOther text.\n")
+    with pytest.raises(InputError, match=r"wiki_00:19: text outside of <doc>\. Remove it"):
+        read(path)
+    cut = EXTRACTED.replace("</doc>\n", "")  # the next block ends one that is not closed
+    assert read(save(tmp_path / "cut", cut)) == ARTICLES
+
+
+def test_separators_end_documents(tmp_path: pathlib.Path) -> None:
+    text = "One.\n\nTwo.\n<|endoftext|>\n\nThree.<|endoftext|>Four.\n<|endoftext|>"
+    for documents in ("blocks", "lines"):
+        path = save(tmp_path / "a.txt", text)
+        assert read(path, documents=documents) == [["One.", "Two."], ["Three."], ["Four."]]
+
+
+def test_articles_of_wikitext_103_are_documents(tmp_path: pathlib.Path) -> None:
+    text = (
+        " \n = Tea = \n \n Tea is old . \n It is hot . \n \n = = Uses = = \n \n It is drunk . \n \n"
+        " = Rain = \n \n Rain falls . \n"
+    )
+    expected = [["Tea is old .", "It is hot .", "It is drunk ."], ["Rain falls ."]]
+    assert read(save(tmp_path / "wiki.train.tokens", text)) == expected
+
+
+# Wrapped text
+
+
+@pytest.mark.parametrize(
+    ("text", "paragraphs"),
+    [
+        ("One two\nthree.\n\nFour\nfive.\n", ["One two three.", "Four five."]),
+        ("   One two\nthree.\n   Four\nfive.", ["One two three.", "Four five."]),  # indented
+        ("A well-\nknown thing--\nit was.", ["A well-known thing--it was."]),
+        ("One\n\n    verse one\n    verse two\n\nTwo", ["One", "verse one verse two", "Two"]),
+        ("\n\n\n", []),
+    ],
+)
+def test_wrapped_lines_are_joined(tmp_path: pathlib.Path, text: str, paragraphs) -> None:
+    documents = [paragraphs] if paragraphs else []
+    assert read(save(tmp_path / "a.txt", text), documents="wrapped") == documents
+    record = text.replace("\n", "\\r\\n")
+    path = save(tmp_path / "a.jsonl", f'{{"text": "{record}"}}')
+    assert read(path, documents="wrapped") == [paragraphs]
+
+
+def test_chapters_of_wrapped_text_are_documents(tmp_path: pathlib.Path) -> None:
+    paragraph = "A line of a book\nand another one.\n\n" * 20
+    joined = ["A line of a book and another one."] * 20
+    text = f"TITLE\n\n\nPART I\n\n\n{paragraph * 2}\n\nPART II\n\n\n{paragraph * 2}"
+    expected = [["TITLE", "PART I", *joined * 2], ["PART II", *joined * 2]]
+    assert read(save(tmp_path / "a.txt", text), documents="wrapped") == expected
+    documents = read(save(tmp_path / "a.txt", paragraph * 200), documents="wrapped")
+    assert [line for document in documents for line in document] == joined * 200
+    assert {sum(map(len, document)) // 1000 for document in documents[:-1]} == {16}

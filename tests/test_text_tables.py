@@ -1,0 +1,104 @@
+"""Tables of text: CSV and TSV as input of pre-training."""
+
+import pathlib
+
+import pytest
+from document_files import every_compression, read, save
+
+from data_pipelines.errors import InputError
+
+DOCUMENTS = [["Tea, and bread.", "It was old."], ['He said "no".'], ["Rain; wind | sea."]] * 3
+CSV = """id,text,label\n""" + "".join(
+    '{},"{}",x\n'.format(i, "\n".join(lines).replace('"', '""'))
+    for i, lines in enumerate(DOCUMENTS)
+)
+
+
+@every_compression
+@pytest.mark.parametrize("documents", ["blocks", "lines", "wrapped"])
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a"])
+def test_csv_is_read_by_its_column(
+    tmp_path: pathlib.Path, suffix: str, name: str, documents: str, caplog
+) -> None:
+    caplog.set_level("INFO")
+    path = save(tmp_path / f"{name}{suffix}", CSV)
+    expected = DOCUMENTS if documents != "wrapped" else [[" ".join(lines)] for lines in DOCUMENTS]
+    assert read(path, documents=documents) == expected
+    (message,) = caplog.messages
+    assert "the cells of column 'text' of 'id', 'text', 'label', such as 'Tea, and" in message
+    with pytest.raises(InputError, match=r"a table without a column 'body': 'id', 'text', 'label'"):
+        read(path, documents=documents, field="body")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text\n"One, two.\nThree."\n"Four, ""five""."\n',  # one column, quoted where needed
+        '\n\nsep=;\nid;text\n1;"One, two.\nThree."\n2;"Four, ""five""."\n',  # Excel
+        ',text,\n0,"One, two.\nThree.",\n1,"Four, ""five"".",\n',  # pandas's index; a comma
+        'id|text\n1|"One, two.\nThree."\n2|"Four, ""five""."\n',
+        'id\ttext\n1\t"One, two.\nThree."\n2\tFour, "five".\n',  # an unquoted TSV cell
+        '"id"\t"text"\t"n"\n"1"\t"One, two.\nThree."\t"3"\n2\tFour, "five".\t4\n',
+    ],
+)
+def test_dialects_of_tables_are_read(tmp_path: pathlib.Path, content: str) -> None:
+    path = save(tmp_path / "a.csv", content)
+    assert read(path) == [["One, two.", "Three."], ['Four, "five".']]
+
+
+def test_quotes_in_tsv_may_be_text(tmp_path: pathlib.Path) -> None:
+    cells = ['"Well," he said.', '"Unclosed quote', 'A 5" disk.', '"Whole."', "End."]
+    content = "text\tid\n" + "".join(f"{cell}\t{i}\n" for i, cell in enumerate(cells))
+    expected = [[cell] for cell in ['"Well," he said.', *cells[1:3], "Whole.", "End."]]
+    assert read(save(tmp_path / "a.tsv", content)) == expected
+    content = "id\ttext\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells))
+    assert read(save(tmp_path / "b.tsv", content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("a.csv", "id,body\n1,One.\n", "'id', 'body'"),
+        ("a.csv", 'review\n"One, two."\nThree.\n', "'review'"),
+        ("a.csv", "1\teng\tOne.\n2\teng\tTwo.\n" * 5, "'1', 'eng', 'One.'"),  # Tatoeba
+        ("a.txt", "1\tOne.\n2\tTwo.\n" * 5, "'1', 'One.'"),  # Leipzig
+    ],
+)
+def test_tables_without_the_column_are_rejected(tmp_path, name, content, columns) -> None:
+    expected = rf"{name}: a table without a column 'text': {columns}\. Choose one with --field, or"
+    for documents in ("blocks", "lines"):
+        with pytest.raises(InputError, match=expected):
+            read(save(tmp_path / name, content), documents=documents)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tea, and bread.\n\nRain, and wind.\n",
+        "Tea, a drink of leaves\nBread, a food of dough\nRain, a kind of water\n" * 4,
+        "A line.\n\tAn indented line.\n",
+        "\tOne.\n\tTwo.\n\tThree.\n\tFour.\n\tFive.\n\tSix.\n",
+        "One line, with the word text, and commas.\n",
+        '"Quoted," she said, "on every line."\n"Yes," he said, "I see."\n' * 9,
+        "text\n",
+        "1,234\n\n5,678\n\n9,000\n\n1,234\n\n1,234\n\n1,234\n\n1,234\n\n",
+    ],
+)
+def test_text_is_no_table(tmp_path: pathlib.Path, name: str, text: str) -> None:
+    expected = [block.split("\n") for block in text.strip("\n").split("\n\n")]
+    expected = [[line.strip() for line in block] for block in expected]
+    assert read(save(tmp_path / name, text)) == expected
+
+
+def test_damaged_rows_are_bad_records(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.csv", "id,text\n1,One.\n2,Two, too.\n" + "3,Three.\n" * 18)
+    with pytest.raises(InputError, match=r"a\.csv:3: 3 cells instead of 2\. Fix the row\."):
+        read(path)
+    assert [d for d in read(path, max_bad_fraction=0.1) if d] == [["One."], *[["Three."]] * 18]
+    path = save(tmp_path / "b.csv", 'id,text\n1,One.\n\n2,"Two" too.\n3,Three.\n')
+    with pytest.raises(InputError, match=r"b\.csv:4: not a row \(.*\)\. Fix its quotes\."):
+        read(path)
+    path = save(tmp_path / "c.csv", "text,text\n1,2\n")
+    with pytest.raises(InputError, match=r"c\.csv: two columns 'text'"):
+        read(path)
