@@ -18,6 +18,7 @@ from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 PARTS = ("encoder", "pooler", "mlm", "nsp", "question_answering")
 
@@ -44,6 +45,20 @@ def test_convert_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
         path, before = tmp_path / str(number), format_name
         assert find_format(path) == format_name
     assert_same(read_model(path), model)
+
+
+@pytest.mark.slow
+def test_convert_keeps_a_vocabulary_with_empty_and_repeated_lines(tmp_path) -> None:
+    tokens = [*TOKENIZER.tokens, "", "a", "##b"]
+    model = dataclasses.replace(draw("mlm"), tokenizer=WordPieceTokenizer(tokens, cased=False))
+    path, before = write_hf(model, tmp_path / "start"), "hf"
+    content = (path / "vocab.txt").read_bytes()
+    assert content == ("\n".join(tokens) + "\n").encode()
+    for number, format_name in enumerate(("bertjax", "hf", "tf1", "bertjax")):
+        convert(path, tmp_path / str(number), before, format_name)
+        path, before = tmp_path / str(number), format_name
+        files = [file for file in path.rglob("vocab.txt")]
+        assert [file.read_bytes() for file in files] == [content]
 
 
 def test_parameter_mappings_cover_every_parameter() -> None:

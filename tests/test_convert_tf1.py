@@ -6,10 +6,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, draw, write_hf
+from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, assert_same, draw, write_hf
 
+from bertjax.formats import tf1
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
+from data_pipelines.errors import InputError
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow"
@@ -119,3 +121,29 @@ def test_tf1_write_names_the_activation_as_transformers(hidden_act: str, tmp_pat
     convert(path, tmp_path / "tf1", "hf", "tf1")
     config = json.loads((tmp_path / "tf1" / "bert_config.json").read_text())
     assert config["hidden_act"] == hidden_act
+
+
+def test_read_names_tf2_and_removes_a_scope(tmp_path) -> None:
+    import tensorflow as tf
+
+    path = tmp_path / "tf1"
+    path.mkdir()
+    model = draw("pooler")
+    tf1.write(model, path)
+    reader = tf.train.load_checkpoint(str(path / "bert_model.ckpt"))
+    arrays = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+    def save(names: dict) -> None:
+        tf.raw_ops.SaveV2(
+            prefix=str(path / "bert_model.ckpt"),
+            tensor_names=[*names],
+            shape_and_slices=[""] * len(names),
+            tensors=[*names.values()],
+        )
+
+    save({f"module/{name}": array for name, array in arrays.items()})
+    (path / "bert_config.json").rename(path / "config.json")
+    assert_same(read_model(path), model)
+    save(arrays | {"_CHECKPOINTABLE_OBJECT_GRAPH": b""})
+    with pytest.raises(InputError, match=r"a TF2 \(Keras\) checkpoint: .* Give the TF1 checkpoint"):
+        read_model(path)

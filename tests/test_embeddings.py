@@ -1,5 +1,6 @@
 """Embeddings of texts, words and tokens, and the files that hold them."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -272,7 +273,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
 def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> None:
     kinds = "Transformer", "Pooling", "Normalize"
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
-    assert find_pooling_config(path) == (path, "max", True, 16)
+    assert find_pooling_config(path) == (path, "max", True, 16, False, "")
     (tmp_path / "in.txt").write_text("ba do\n" + "ki " * 40)
     given = ["embed", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
     assert main([*given, str(tmp_path / "own.npz")]) == 0
@@ -285,6 +286,45 @@ def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> No
     found = np.load(tmp_path / "cls.npz")["embeddings"]
     expected = embed_alone("ba do", (-1, -2)).mean(axis=0)[0]
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_embed_lower_cases_and_prompts_as_sentence_transformers(tmp_path) -> None:
+    path = publish(tmp_path, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    settings = {"prompts": {"query": "Ki lu ", "empty": ""}, "default_prompt_name": "query"}
+    cased = json.loads((path / "tokenizer_config.json").read_text()) | {"do_lower_case": False}
+    (path / "tokenizer_config.json").write_text(json.dumps(cased))
+    (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    model, options = module.find_embedding_options(path)
+    assert (options.prompt, options.do_lower_case) == ("Ki lu ", True)
+    embedder = Embedder(model, options)
+    prompted = embedder.encode(["Ba DO"]).embeddings[0]
+    np.testing.assert_allclose(prompted, embed_alone("ki lu ba do")[0].mean(axis=0), atol=1e-5)
+    plain = dataclasses.replace(embedder.options, prompt="", do_lower_case=False)
+    assert np.abs(Embedder(model, plain).encode(["Ba DO"]).embeddings[0] - prompted).max() > 0.01
+
+
+def test_find_pooling_config_reads_default_prompts(tmp_path, caplog) -> None:
+    path = publish(tmp_path, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    file = path / "config_sentence_transformers.json"
+    file.write_text('{"prompts": {"query": "q: ", "document": ""}}')
+    pooling = find_pooling_config(path)
+    assert pooling and not pooling.prompt
+    assert "has the prompts {'query': 'q: '} and no default: no text gets one" in caplog.text
+    file.write_text('{"prompts": {"query": "q: "}, "default_prompt_name": "passage"}')
+    with pytest.raises(InputError, match="'passage' is none of the prompts query"):
+        find_pooling_config(path)
+    (path / "sentence_bert_config.json").unlink()
+    file.unlink()
+    pooling = find_pooling_config(path)
+    assert pooling and pooling.max_seq_length == 128  # of tokenizer_config.json
+
+
+def test_embed_warns_of_a_pair(caplog) -> None:
+    texts = module._iter_texts(iter(['{"text": "ba", "text_pair": "do"}', "ki"]), 0)
+    assert [*texts] == ["ba", "ki"]
+    assert 'line 1: "text_pair" is not read: one text is embedded.' in caplog.text
 
 
 def test_convert_reports_that_pooling_is_not_converted(tmp_path, capsys) -> None:
@@ -300,7 +340,7 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
         find_pooling_config(path)
     modules = json.loads((path / "modules.json").read_text())
     (path / "modules.json").write_text(json.dumps(modules[:2]))
-    assert find_pooling_config(path) == (path, "mean", False, 16)
+    assert find_pooling_config(path) == (path, "mean", False, 16, False, "")
     (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     with pytest.raises(
         InputError, match="pools by pooling_mode_lasttoken; bertjax supports one of"

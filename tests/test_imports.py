@@ -45,6 +45,8 @@ BASE = {
         "errors",
         "fields",
         "libraries",
+        "log",
+        "model_settings",
         "parallel",
         "parsing",
         "paths",

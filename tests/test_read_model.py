@@ -98,6 +98,15 @@ def test_read_warns_of_an_incomplete_vocabulary(tmp_path, caplog) -> None:
     assert not caplog.text
 
 
+def test_read_warns_of_texts_that_only_embed_lower_cases(tmp_path, caplog) -> None:
+    for cased in (False, True):
+        tokenizer = WordPieceTokenizer([*TOKENIZER.tokens, "A" * cased or "##a"], cased=cased)
+        path = write_hf(draw(tokenizer=tokenizer), tmp_path / str(cased))
+        (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+        read_model(path)
+        assert ("sentence-transformers lower-cases texts before" in caplog.text) is cased
+
+
 def test_find_format_names_the_best_model_of_a_sweep(tmp_path) -> None:
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / MANIFEST_FILE).touch()

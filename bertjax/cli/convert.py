@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     if (epath.Path(args.source) / MODULES_FILE).exists():
         print(
             f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
-            "--pooling and --normalize."
+            "--pooling and --normalize. Prompts and do_lower_case are not converted either."
         )
     exports = format_name == "bertjax" and args.to != format_name
     calibration = read_calibration(find_checkpoint(args.source)) if exports else {}

@@ -64,6 +64,16 @@ def run(args: argparse.Namespace) -> None:
     enable_compilation_cache()
     evaluation = evaluate(config, *args.checkpoint)
     if distributed.is_process_0():
+        run_info = {"checkpoints": args.checkpoint, "config": config.to_dict()}
+        contents = {
+            name if isinstance(content, str) else f"{name}.json": content
+            for name, content in evaluation.files.items()
+        }
+        contents |= {"scores.json": evaluation.scores, EVALUATION_FILE: run_info}
+        texts = {
+            name: content if isinstance(content, str) else as_json(content, indent=1)
+            for name, content in contents.items()
+        }
         table = eval_set_table(evaluation.scores)  # empty for a single eval set
         if table.rows:
             print(align_columns(*table), flush=True)
@@ -71,18 +81,12 @@ def run(args: argparse.Namespace) -> None:
             rows = [(name, f"{score:.4f}") for name, score in evaluation.scores.items()]
             print(align_columns(("score", ""), rows), file=sys.stderr)
             if not sys.stdout.isatty():  # a program reads it
-                print(json.dumps(evaluation.scores, indent=1), flush=True)
+                print(texts["scores.json"], flush=True)
         directory.mkdir(parents=True, exist_ok=True)
-        run_info = {"checkpoints": args.checkpoint, "config": config.to_dict()}
-        contents = {
-            name if isinstance(content, str) else f"{name}.json": content
-            for name, content in evaluation.files.items()
-        }
-        contents |= {"scores.json": evaluation.scores, EVALUATION_FILE: run_info}
-        for name, content in contents.items():
+        for name, text in texts.items():
             with open_output(str(directory / name)) as sink:
-                sink.write(content if isinstance(content, str) else as_json(content, indent=1))
-        names = ", ".join(contents)
+                sink.write(text)
+        names = ", ".join(texts)
         print(f"wrote {names} to {directory}. Next: bertjax report {directory}", file=sys.stderr)
 
 

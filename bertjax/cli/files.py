@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 from data_pipelines.paths import atomic_write, check_file, is_remote
@@ -140,8 +141,17 @@ def _refuse_system_directory(path: "epath.Path") -> None:
 
 
 def as_json(content: object, indent: int | None = None) -> str:
-    """Return JSON in which lone surrogates, which UTF-8 cannot hold, are escaped."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    """Return JSON in which lone surrogates, which UTF-8 cannot hold, are escaped.
+
+    Raises:
+      CommandError: a number is not finite, which JSON cannot express.
+    """
+    try:
+        text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise CommandError(
+            f"a result is not finite ({error}). Check the parameters of the model."
+        ) from error
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
 """Score predictions of any system as a benchmark's official script does."""
 
 import argparse
-import json
 
+from bertjax.cli.files import as_json
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
@@ -55,4 +55,4 @@ def run(args: argparse.Namespace) -> None:
         from bertjax.tasks.question_answering import korquad
 
         scores = korquad.score_files(args.data, args.predictions)
-    print(json.dumps(scores, indent=1))
+    print(as_json(scores, indent=1))

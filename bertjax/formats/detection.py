@@ -10,6 +10,24 @@ from data_pipelines.paths import check_exists
 FORMATS = ("hf", "tf1", "bertjax")
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"  # of Hugging Face
 BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"  # of TF1
+_RESAVE = "Save it with save_pretrained of a transformers 4 that reads it, {} and give that."
+# Files of other formats, what they are, and the way to a directory that is read.
+_OTHER_FORMATS = {
+    "tf_model.h5": ("weights of Keras", _RESAVE.format("from_pretrained(DIR, from_tf=True),")),
+    "flax_model.msgpack": (
+        "weights of Flax",
+        _RESAVE.format("from_pretrained(DIR, from_flax=True),"),
+    ),
+    "adapter_config.json": (
+        "an adapter of peft, not a model",
+        "Merge it into its base model with merge_and_unload, and give what save_pretrained writes.",
+    ),
+    "saved_model.pb": (
+        "a SavedModel of TF2",
+        "Give the checkpoint from which it was exported.",
+    ),
+    "model.onnx": ("an ONNX model", "Give the model from which it was exported."),
+}
 
 
 def check_model_exists(path: epath.PathLike) -> epath.Path:
@@ -29,13 +47,22 @@ def find_format(path: epath.PathLike) -> str:
         return "bertjax"
     if _is_huggingface(path):
         return "hf"
-    if (path / BERT_CONFIG_FILE).exists():
+    if _is_tf1(path):
         check_tensorflow(path)
         return "tf1"
     if (path / "run.json").exists():
         raise InputError(f"{path}: the run has no checkpoint yet. Let it train further.")
     if (path / "best" / MANIFEST_FILE).exists():
         raise InputError(f"{path}: holds a sweep. Name its best model, {path / 'best'}.")
+    for name, (description, fix) in _OTHER_FORMATS.items():
+        if (path / name).exists():
+            raise InputError(f"{path}: has {name}, {description}. {fix}")
+    if inner := _find_inner_model(path):
+        raise InputError(f"{path}: not a model, but holds some. Give one, such as {inner}.")
+    if path.is_dir() and (other := next(path.glob("*.safetensors"), None)):
+        raise InputError(
+            f"{path}: no {WEIGHTS}, but {other.name}. If it holds the weights, rename it."
+        )
     raise InputError(
         f"{path}: not a model. Give a directory with config.json and {WEIGHTS}, with "
         f"{BERT_CONFIG_FILE} and {CHECKPOINT_PREFIX}.index, or one of `bertjax train`."
@@ -45,6 +72,28 @@ def find_format(path: epath.PathLike) -> str:
 def check_tensorflow(path: epath.PathLike) -> None:
     """Raise InputError if tensorflow, which reads and writes TF1 checkpoints, is not installed."""
     check_installed(f"{path}: a TF1 checkpoint", "tensorflow", install="tensorflow-cpu")
+
+
+def _find_inner_model(path: epath.Path) -> epath.Path | None:
+    """Return the last model in a directory of checkpoints or of the Hub's cache."""
+    if not path.is_dir():
+        return None
+    snapshots = path / "snapshots"
+    inner = [child for child in (snapshots if snapshots.exists() else path).iterdir()]
+    models = [child for child in inner if child.is_dir() and _is_huggingface(child)]
+
+    def step(model: epath.Path) -> tuple[int, str]:
+        number = model.name.rpartition("-")[2]
+        return int(number) if number.isdecimal() else -1, model.name
+
+    return max(models, key=step, default=None)
+
+
+def _is_tf1(path: epath.Path) -> bool:
+    if (path / BERT_CONFIG_FILE).exists():
+        return True
+    names = (file.name for file in path.iterdir()) if path.is_dir() else ()
+    return (path / "config.json").exists() and any(name.endswith(".ckpt.index") for name in names)
 
 
 def _is_huggingface(path: epath.Path) -> bool:

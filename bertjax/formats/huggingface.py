@@ -2,26 +2,30 @@
 
 import dataclasses
 import json
-import pickle
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import safetensors
 from etils import epath
 from safetensors.numpy import save as save_safetensors
 
-from bertjax.formats.detection import TORCH_WEIGHTS, WEIGHTS
+from bertjax.formats.detection import BERT_CONFIG_FILE, WEIGHTS
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
+from bertjax.formats.weights import read_json, read_weights
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
-from data_pipelines.parsing import parse_json
+from data_pipelines.log import warn_once
+from data_pipelines.model_settings import check_settings
 from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokenizer
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
+
+CONFIG_NAME = "config.json"
+_DECODER, _MLM_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
+_log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
 _FIELDS = (
@@ -38,15 +42,8 @@ _FIELDS = (
     "initializer_range",
 )
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_ACTIVATIONS |= {"relu": "relu"}
-_DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-}
+_ACTIVATIONS |= {"relu": "relu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
+_ACTIVATIONS |= {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 
 
 def read(path: epath.Path) -> NumpyModel:
@@ -56,18 +53,25 @@ def read(path: epath.Path) -> NumpyModel:
       InputError: the model is not BERT, a file is missing or damaged, or the weights need torch,
         which is not installed.
     """
-    config_dict = read_json(path / "config.json")
+    config_dict = read_config_dict(path)
     config = parse_bert_config(config_dict, path)
-    arrays = {_canonical_name(name): array for name, array in _read_weights(path).items()}
-    arrays.pop("bert.embeddings.position_ids", None)  # 0, 1, 2...: no weights
+    arrays = read_weights(path)
     word = arrays.get("bert.embeddings.word_embeddings.weight")
-    decoder = arrays.pop("cls.predictions.decoder.weight", None)
-    arrays.pop("cls.predictions.decoder.bias", None)  # the same as cls.predictions.bias
+    decoder = arrays.pop(f"{_DECODER}.weight", None)
     if decoder is not None and word is not None and not np.array_equal(decoder, word):
         raise InputError(
             f"{path}: the MLM decoder is not tied to the word embeddings, which bertjax does not "
             "support. Give a model with tied embeddings."
         )
+    bias = arrays.pop(f"{_DECODER}.bias", None)
+    if bias is not None and not np.array_equal(bias, arrays.setdefault(_MLM_BIAS, bias)):
+        arrays[_MLM_BIAS] = bias
+        _log.warning("%s: %s.bias is used, not %s, as in transformers.", path, _DECODER, _MLM_BIAS)
+    if decoder is None and _MLM_BIAS in arrays and config_dict.get("tie_word_embeddings") is False:
+        _log.warning(
+            "%s: has tie_word_embeddings=false and no decoder: the word embeddings are used, where "
+            "transformers draws random numbers.", path,
+        )  # fmt: skip
     return make_model(path, "hf", config, config_dict, arrays)
 
 
@@ -95,35 +99,85 @@ def make_model(
     params, unexpected_keys = params_from_arrays(arrays, config, format_name, path, architecture)
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
+    max_length = read_max_length(path)
+    if max_length and max_length < config.max_position_embeddings:
+        warn_once(
+            (str(path), "model_max_length"),
+            f"{path}: has model_max_length={max_length}: texts are cut at the "
+            f"{config.max_position_embeddings} positions of the model.",
+        )
     model = NumpyModel(config, params, tokenizer, unexpected_keys)
     head = model.labeled_head
     if head is None:
         return model
     count = int(model.params[head]["bias"].shape[0])
     problem = config_dict.get("problem_type")
-    if problem not in PROBLEM_TYPES:
+    if problem is not None and problem not in PROBLEM_TYPES:
+        raise InputError(
+            f"{path}: problem_type={problem!r}: unknown value. Use {', '.join(PROBLEM_TYPES)}."
+        )
+    if problem is None:
         regression = count == 1 and head == "sequence_classification"
         problem = "regression" if regression else "single_label_classification"
     if problem == "regression" and count != 1:
         raise InputError(
             f"{path}: regression has {count} outputs, bertjax supports one. Give such a model."
         )
-    labels = () if problem == "regression" else read_labels(config_dict, count)
+    labels = () if problem == "regression" else read_labels(config_dict, path, count)
     if problem != "regression" and len(labels) != count:
         raise InputError(
-            f"{path}: id2label names {len(labels)} labels, the head has {count} outputs. Fix "
-            "id2label."
+            f"{path}: id2label names {len(labels)} labels, the head has {count} outputs. Give the "
+            "config.json of this model."
         )
     config = dataclasses.replace(config, num_labels=count)
     return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
 
 
-def read_labels(config_dict: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
-    """Return the label names of a configuration; LABEL_0 and so on by default."""
+def read_labels(
+    config_dict: Mapping[str, Any], path: epath.PathLike, count: int = 2
+) -> tuple[str, ...]:
+    """Return the label names of a configuration; LABEL_0 and so on by default.
+
+    Args:
+      config_dict: parsed config.json.
+      path: directory of the model, for messages.
+      count: outputs of the head.
+
+    Raises:
+      InputError: ids of labels are missing, or two labels have one name.
+    """
     names = config_dict.get("id2label") or {
         i: f"LABEL_{i}" for i in range(config_dict.get("num_labels", count))
     }
-    return tuple(str(names[i]) for i in sorted(names, key=int))
+    try:
+        label_of_id = {int(i): str(name) for i, name in names.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(
+            f"{path}: id2label={names!r}: not an object of ids and names. Write "
+            '{"0": "first", "1": "second"} in config.json.'
+        ) from None
+    if sorted(label_of_id) != [*range(len(names))]:
+        raise InputError(
+            f"{path}: id2label has the ids {', '.join(map(str, sorted(label_of_id)))}, not "
+            f"0 to {len(names) - 1}. Name each output of the head in config.json."
+        )
+    labels = tuple(label_of_id[i] for i in range(len(names)))
+    if repeated := [label for i, label in enumerate(labels) if label in labels[:i]]:
+        ids = [i for i, label in enumerate(labels) if label == repeated[0]]
+        raise InputError(
+            f"{path}: id2label names the outputs {' and '.join(map(str, ids))} {repeated[0]!r}, so "
+            "their scores have one name. Give each another name in config.json."
+        )
+    declared = config_dict.get("label2id")
+    if isinstance(declared, Mapping) and "id2label" in config_dict:
+        for label, i in declared.items():
+            if label_of_id.get(i) != label:
+                warn_once(
+                    (str(path), "label2id"),
+                    f"{path}: label2id has {label!r}={i}, id2label {label_of_id.get(i)!r}. "
+                    "id2label is used, as in transformers.",
+                )
+    return labels
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
@@ -136,7 +190,7 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     if head and head.pooled and model.config.causal:
         raise InputError(
             f"{head.architecture}: reads [CLS], but this causal model's head reads the last token. "
-            "Remove the head, or keep the model in bertjax's format."
+            "Keep the model in bertjax's format."
         )
     config, arrays = to_config_dict(model), model.named_arrays("hf")
     if config["architectures"] == ["BertModel"]:  # the only class without the prefix
@@ -156,7 +210,8 @@ def write(model: NumpyModel, path: epath.Path) -> None:
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:
     """Return config.json of a model: architecture, class and labels."""
     name = model.head.architecture if model.head else "BertModel"
-    return bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
+    fields = bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
+    return fields | ({"pad_token_id": model.tokenizer.pad_id} if model.tokenizer else {})
 
 
 def _label_fields(model: NumpyModel) -> dict[str, Any]:
@@ -179,19 +234,24 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
     kind = config_dict.get("model_type", "bert")
     if kind != "bert":
         raise InputError(f"{path}: model_type is {kind!r}. Give a model of type 'bert'.")
-    if config_dict.get("position_embedding_type", "absolute") != "absolute":
-        raise InputError(
-            f"{path}: position_embedding_type={config_dict['position_embedding_type']!r}. Give "
-            "a model with absolute positions."
-        )
-    hidden_act = config_dict.get("hidden_act", "gelu")
+    check_settings(path / CONFIG_NAME, config_dict, CONFIG_NAME)
+    hidden_act = config_dict.get("hidden_act") or "gelu"
     if hidden_act not in _ACTIVATIONS:
         raise InputError(
-            f"{path}: hidden_act is {hidden_act!r}. Use one of {', '.join(_ACTIVATIONS)}."
+            f"{path}: hidden_act is {hidden_act!r}. Give a model with one of "
+            f"{', '.join(_ACTIVATIONS)}."
         )
     if "hidden_size" not in config_dict or "vocab_size" not in config_dict:
-        raise InputError(f"{path}: the configuration lacks hidden_size or vocab_size. Add them.")
-    fields = {name: config_dict[name] for name in _FIELDS if name in config_dict}
+        raise InputError(
+            f"{path}: the configuration lacks hidden_size or vocab_size. Give the "
+            "configuration of this model."
+        )
+    fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
+    for name, value in fields.items():
+        if not isinstance(value, int | float):
+            raise InputError(
+                f"{path}: {name}={value!r}: not a number. Write it as one in {CONFIG_NAME}."
+            )
     causal = bool(config_dict.get("is_decoder", False))
     return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal)
 
@@ -207,76 +267,15 @@ def bert_config_dict(config: BertConfig) -> dict[str, Any]:
     return config_dict | ({"is_decoder": True} if config.causal else {})
 
 
-def read_json(path: epath.Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-      InputError: the file is missing or holds something else.
-    """
-    try:
-        content = parse_json(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}). Give the complete directory."
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a JSON object. Give the directory as published.")
-    return content
+def read_config_dict(path: epath.Path) -> dict[str, Any]:
+    """Return the content of config.json, or bert_config.json as early converters named it."""
+    if not (path / CONFIG_NAME).exists() and (path / BERT_CONFIG_FILE).exists():
+        return read_json(path / BERT_CONFIG_FILE)
+    return read_json(path / CONFIG_NAME)
 
 
-def _canonical_name(name: str) -> str:
-    """Return the name that today's classes with a head use."""
-    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-        if name.endswith(old):
-            name = name.removesuffix(old) + new
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
-        name = f"bert.{name}"
-    return name
-
-
-def _read_weights(path: epath.Path) -> dict[str, np.ndarray]:
-    for name, read_file in ((WEIGHTS, _read_safetensors), (TORCH_WEIGHTS, _read_torch)):
-        index = path / f"{name}.index.json"
-        if (path / name).exists():
-            return read_file(path / name)
-        if index.exists():
-            files = sorted(set(read_json(index).get("weight_map", {}).values()))
-            arrays: dict[str, np.ndarray] = {}
-            for file in files:
-                arrays |= read_file(path / file)
-            return arrays
-    raise InputError(f"{path}: no {WEIGHTS}. Give a model directory of Hugging Face.")
-
-
-def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
-    try:
-        entries = safetensors.deserialize(path.read_bytes())
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: cannot be read ({error}). Download it again.") from error
-    for name, entry in entries:
-        if entry["dtype"] not in _DTYPES:
-            raise InputError(
-                f"{path}: {name} has dtype {entry['dtype']}, which is not supported. Give the "
-                "model before quantization."
-            )
-    return {
-        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in entries
-    }
-
-
-def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
-    try:
-        import torch
-    except ImportError:
-        raise InputError(
-            f"{path}: needs torch, which is not installed. Install it, or give model.safetensors, "
-            "which save_pretrained of transformers writes."
-        ) from None
-    try:
-        with path.open("rb") as file:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path}: cannot be read ({reason}). Download it again.") from error
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+def read_max_length(path: epath.Path) -> int | None:
+    """Return `model_max_length` of tokenizer_config.json; None without one."""
+    config_dict = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+    length = config_dict.get("model_max_length", config_dict.get("max_len"))
+    return int(length) if isinstance(length, int | float) else None

@@ -11,7 +11,8 @@ from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkp
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
 from bertjax.config.loading import read_model_config
 from bertjax.formats import huggingface, tf1
-from bertjax.formats.detection import BERT_CONFIG_FILE, find_format
+from bertjax.formats.detection import find_format
+from bertjax.formats.sentence_transformers import lower_cases_texts
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
@@ -19,6 +20,7 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
+from data_pipelines.log import warn_once
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _MIN_VOCAB_FRACTION = 0.9  # of vocab_size; some models round it up
@@ -45,8 +47,8 @@ def find_bert_config(path: epath.PathLike) -> BertConfig:
     if format_name == "bertjax":
         # Checkpoints of a run have one shape: processes need not agree on the newest intact one.
         return read_model_config(find_unverified_checkpoint(path) / "config.json")
-    name = "config.json" if format_name == "hf" else BERT_CONFIG_FILE
-    return huggingface.parse_bert_config(huggingface.read_json(path / name), path)
+    read = huggingface.read_config_dict if format_name == "hf" else tf1.read_config_dict
+    return huggingface.parse_bert_config(read(path), path)
 
 
 def read_run_config(path: epath.PathLike) -> dict[str, Any]:
@@ -72,8 +74,8 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
     path, format_name = epath.Path(path), find_format(path)
     if format_name == "bertjax":
         return read_labels(find_unverified_checkpoint(path))
-    config_dict = huggingface.read_json(path / "config.json") if format_name == "hf" else {}
-    return huggingface.read_labels(config_dict) if "id2label" in config_dict else ()
+    config_dict = huggingface.read_config_dict(path) if format_name == "hf" else {}
+    return huggingface.read_labels(config_dict, path) if "id2label" in config_dict else ()
 
 
 def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:
@@ -132,6 +134,15 @@ def _check_model(model: NumpyModel, path: epath.Path) -> None:
                 f"{path}: {name} has shape {array.shape}, its configuration says "
                 f"{expected[name].shape}. Give the configuration of this model."
             )
+    if model.unexpected_keys:
+        names = ", ".join(model.unexpected_keys[:5])
+        warn_once((str(path), names), f"{path}: arrays of an unknown head are not read: {names}.")
+    if model.tokenizer and model.tokenizer.cased and lower_cases_texts(path):
+        warn_once(
+            (str(path), "do_lower_case"),
+            f"{path}: sentence-transformers lower-cases texts before this cased tokenizer. So does "
+            "`bertjax embed`; elsewhere, lower-case them yourself.",
+        )
     tokens = len(model.tokenizer.tokens) if model.tokenizer else 0
     if 0 < tokens < _MIN_VOCAB_FRACTION * model.config.vocab_size:
         _log.warning(

@@ -1,14 +1,23 @@
 """Model directories of sentence-transformers: a model and its pooling."""
 
-import json
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from bertjax.formats.huggingface import read_json
+from bertjax.formats.huggingface import read_max_length
+from bertjax.formats.weights import read_json
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
+from data_pipelines.model_settings import check_settings
+from data_pipelines.parsing import parse_json
 
 MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
+# The first that exists is read, whatever the encoder.
+_SENTENCE_CONFIG_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -17,32 +26,36 @@ _POOLING_MODES = {
 
 
 class PoolingConfig(NamedTuple):
-    """Pooling of a model of sentence-transformers.
+    """Settings of a model of sentence-transformers.
 
     Attributes:
       model: directory of the encoder.
       pooling: see `bertjax.model.pooling`.
       normalize: whether embeddings are scaled to length 1.
       max_seq_length: largest number of tokens of a text; None if unspecified.
+      do_lower_case: whether texts are lower-cased before they are tokenized.
+      prompt: text before each text; its tokens are pooled too.
     """
 
     model: epath.Path
     pooling: str
     normalize: bool
     max_seq_length: int | None
+    do_lower_case: bool = False
+    prompt: str = ""
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
-    """Return the pooling of a directory; None if sentence-transformers did not write it.
+    """Return the settings of a directory; None if sentence-transformers did not write it.
 
     Raises:
-      InputError: bertjax lacks one of its modules or its pooling.
+      InputError: bertjax lacks one of its modules, its pooling or another setting.
     """
     path = epath.Path(path)
     if not (path / MODULES_FILE).exists():
         return None
     try:
-        modules = json.loads((path / MODULES_FILE).read_text())
+        modules = parse_json((path / MODULES_FILE).read_bytes().decode())
         kinds = [(module["type"].rpartition(".")[2], path / module["path"]) for module in modules]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
@@ -54,11 +67,61 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
             f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling "
             "and Normalize, in this order. Give the directory of the encoder, and --pooling."
         )
+    for module in modules:
+        check_settings(path / MODULES_FILE, module, MODULES_FILE)
     model, pooling = kinds[0][1], kinds[1][1]
-    length = model / SENTENCE_CONFIG_FILE
-    max_seq_length = read_json(length).get("max_seq_length") if length.exists() else None
-    mode = _pooling_mode(read_json(pooling / "config.json"), path)
-    return PoolingConfig(model, mode, len(names) > 2, max_seq_length)
+    settings = _read_sentence_config(model)
+    pooling_dict = read_json(pooling / "config.json")
+    check_settings(pooling / "config.json", pooling_dict, "1_Pooling/config.json")
+    prompt = _default_prompt(path)
+    if prompt and not pooling_dict.get("include_prompt", True):
+        raise InputError(
+            f"{pooling}: has include_prompt=false, which is not supported with a default prompt. "
+            "Give --checkpoint the encoder, --pooling, and texts that begin with the prompt."
+        )
+    max_seq_length = settings.get("max_seq_length") or read_max_length(model)
+    mode = _pooling_mode(pooling_dict, path)
+    lower_case = bool(settings.get("do_lower_case"))
+    return PoolingConfig(model, mode, len(names) > 2, max_seq_length, lower_case, prompt)
+
+
+def lower_cases_texts(model: epath.Path) -> bool:
+    """Return whether sentence-transformers lower-cases texts for the encoder in a directory."""
+    return bool(_read_sentence_config(model).get("do_lower_case"))
+
+
+def _read_sentence_config(model: epath.Path) -> dict[str, Any]:
+    files = (model / name for name in _SENTENCE_CONFIG_FILES)
+    file = next((file for file in files if file.exists()), model / SENTENCE_CONFIG_FILE)
+    return _read_settings(file, SENTENCE_CONFIG_FILE)
+
+
+def _read_settings(path: epath.Path, file_name: str) -> dict[str, Any]:
+    """Return the checked settings of a file, {} if it does not exist."""
+    settings = read_json(path) if path.exists() else {}
+    check_settings(path, settings, file_name)
+    return settings
+
+
+def _default_prompt(path: epath.Path) -> str:
+    file = path / _PROMPTS_FILE
+    settings = _read_settings(file, _PROMPTS_FILE)
+    prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if name is None:
+        written = {key: prompt for key, prompt in prompts.items() if prompt}
+        if written:
+            warn_once(
+                (str(path), "prompts"),
+                f"{file}: has the prompts {written!r} and no default: no text gets one. Write them "
+                "before the texts that need them.",
+            )
+        return ""
+    if not isinstance(prompts.get(name), str):
+        raise InputError(
+            f"{file}: default_prompt_name={name!r} is none of the prompts {', '.join(prompts)}. "
+            "Download it again."
+        )
+    return str(prompts[name])
 
 
 def _pooling_mode(config_dict: dict[str, Any], path: epath.Path) -> str:

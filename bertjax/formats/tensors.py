@@ -127,8 +127,10 @@ def params_from_arrays(
     expected = [mapping for module in present for mapping in mappings[module]]
     missing = [name for mapping in expected if (name := mapping.name(format_name)) not in arrays]
     if missing:
+        others = sorted(arrays.keys() - {name for group in names.values() for name in group})
+        found = f" and has {_abbreviate(others)}" if others else ""
         raise InputError(
-            f"{path}: lacks {_abbreviate(missing)}. Give a complete checkpoint of BERT."
+            f"{path}: lacks {_abbreviate(missing)}{found}. Give a complete checkpoint of BERT."
         )
     unexpected_keys = sorted(arrays.keys() - {mapping.name(format_name) for mapping in expected})
     foreign = [name for name in unexpected_keys if name.startswith("bert")]

@@ -1,16 +1,27 @@
 """Model directories of google-research/bert: bert_config.json, vocab.txt, a TF1 checkpoint."""
 
 import json
+import logging
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from bertjax.formats.detection import BERT_CONFIG_FILE, CHECKPOINT_PREFIX, check_tensorflow
-from bertjax.formats.huggingface import make_model, parse_bert_config, read_json, to_config_dict
+from bertjax.formats.huggingface import (
+    CONFIG_NAME,
+    make_model,
+    parse_bert_config,
+    to_config_dict,
+)
 from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.weights import read_json
 from data_pipelines.errors import InputError
 
+_log = logging.getLogger("bertjax")
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of Keras objects
 # Variables of the optimizers of google-research/bert and of its successors.
 _OPTIMIZER_VARIABLES = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|global_step|beta[12]_power)"
@@ -26,18 +37,33 @@ def read(path: epath.Path) -> NumpyModel:
     check_tensorflow(path)
     import tensorflow as tf  # takes seconds to import
 
-    config_dict = read_json(path / BERT_CONFIG_FILE)
+    config_dict = read_config_dict(path)
     config = parse_bert_config(config_dict, path)
     prefix = _find_checkpoint(path)
     try:
         reader = tf.train.load_checkpoint(str(prefix))
-        names = [
-            n for n in reader.get_variable_to_shape_map() if not _OPTIMIZER_VARIABLES.fullmatch(n)
-        ]
+        variables = reader.get_variable_to_shape_map()
+        if _OBJECT_GRAPH in variables:
+            raise InputError(
+                f"{prefix}: a TF2 (Keras) checkpoint: it has {_OBJECT_GRAPH}. Give the TF1 "
+                "checkpoint, or convert it with convert_bert_original_tf2_checkpoint_to_pytorch of "
+                "transformers 4."
+            )
+        names = [name for name in variables if not _OPTIMIZER_VARIABLES.fullmatch(name)]
         arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
+    except InputError:
+        raise
     except (tf.errors.OpError, ValueError) as error:
         raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
+    prefix_of_names = _find_prefix(arrays, path)
+    arrays = {name.removeprefix(prefix_of_names): array for name, array in arrays.items()}
     return make_model(path, "tf1", config, config_dict, arrays)
+
+
+def read_config_dict(path: epath.Path) -> dict[str, Any]:
+    """Return the content of bert_config.json, or of config.json where that is missing."""
+    has_own = (path / BERT_CONFIG_FILE).exists()
+    return read_json(path / (BERT_CONFIG_FILE if has_own else CONFIG_NAME))
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
@@ -75,6 +101,15 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     )
     if model.tokenizer is not None:
         model.tokenizer.save(path)
+
+
+def _find_prefix(names: Iterable[str], path: epath.Path) -> str:
+    """Return the variable scope that precedes the encoder's, such as "module/"; "" without one."""
+    ends = "bert/embeddings/word_embeddings"
+    scopes = [n.removesuffix(ends) for n in names if n == ends or n.endswith(f"/{ends}")]
+    if scopes and scopes[0]:
+        _log.info("%s: names of arrays begin with %r, which is removed.", path, scopes[0])
+    return scopes[0] if len(scopes) == 1 else ""
 
 
 def _find_checkpoint(path: epath.Path) -> epath.Path:

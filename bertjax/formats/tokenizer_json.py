@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from data_pipelines.vocabulary.sentencepiece_tokenizer import METASPACE, SentencePieceTokenizer
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import Tokenizer
+from data_pipelines.vocabulary.vocab_file import index_tokens
 from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, WordPieceTokenizer
 
 
@@ -24,27 +25,34 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
     else:
         assert isinstance(tokenizer, SentencePieceTokenizer)
         compiled = _sentencepiece(tokenizer)
-    tokens = ("[CLS]", tokenizer.cls_id), ("[SEP]", tokenizer.sep_id)
+    special_tokens = getattr(
+        tokenizer, "special_tokens", SPECIAL_TOKENS
+    )  # an attribute of WordPiece
+    cls, sep = special_tokens[2:4]
     compiled.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=list(tokens),
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
     )
-    compiled.add_special_tokens(list(SPECIAL_TOKENS))
+    compiled.add_special_tokens(list(special_tokens))
     return compiled.to_str(pretty=True) + "\n"
 
 
 def _wordpiece(tokenizer: WordPieceTokenizer) -> CompiledTokenizer:
-    index = {token: i for i, token in enumerate(tokenizer.tokens)}
     compiled = CompiledTokenizer(
         models.WordPiece(
-            index, unk_token="[UNK]", max_input_chars_per_word=tokenizer.max_input_chars_per_word
+            index_tokens(tokenizer.tokens),
+            unk_token=tokenizer.special_tokens[1],
+            max_input_chars_per_word=tokenizer.max_input_chars_per_word,
         )
     )
-    compiled.normalizer = normalizers.BertNormalizer(
-        lowercase=not tokenizer.cased, strip_accents=tokenizer.strip_accents
-    )
-    compiled.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if tokenizer.do_basic_tokenize:
+        compiled.normalizer = normalizers.BertNormalizer(
+            lowercase=not tokenizer.cased, strip_accents=tokenizer.strip_accents
+        )
+        compiled.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     compiled.decoder = decoders.WordPiece(CONTINUATION_PREFIX)
     return compiled
 

@@ -14,7 +14,7 @@ from bertjax.config.config import Config
 from bertjax.formats.loading import find_tokenizer
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference.embedding_files import TEXTS_KEY, PartFiles, texts_to_bytes
-from bertjax.inference.predictor import Runner, open_model
+from bertjax.inference.predictor import Runner, check_finite, open_model
 from bertjax.tasks.embeddings import (
     EmbeddingOptions,
     EmbeddingsObjective,
@@ -23,6 +23,7 @@ from bertjax.tasks.embeddings import (
 )
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
 from data_pipelines.parsing import parse_object
 
 _log = logging.getLogger("bertjax")
@@ -39,8 +40,8 @@ def find_embedding_options(
 ) -> tuple[epath.Path, EmbeddingOptions]:
     """Return the model in a directory and the options of its embeddings.
 
-    A directory of sentence-transformers gives the defaults of pooling, normalization and length.
-    Elsewhere the pooling is "mean".
+    A directory of sentence-transformers gives the defaults of pooling, normalization and length,
+    and the prompt and the case of texts. Elsewhere the pooling is "mean".
 
     Raises:
       InputError: an option is invalid, or the directory has a pooling that bertjax lacks.
@@ -54,9 +55,15 @@ def find_embedding_options(
         pooling, normalize = saved.pooling, saved.normalize or normalize
         suffix = ", scaled to length 1" if normalize else ""
         _log.info("%s: a text's embedding is pooled by %s%s.", saved.model, pooling, suffix)
-    lengths = {"max_seq_length": saved.max_seq_length} if saved.max_seq_length else {}
-    options = EmbeddingOptions(tuple(layers), level, pooling or "mean", normalize, **lengths)
-    return saved.model, options
+    if saved.prompt:
+        _log.info("%s: each text begins with the prompt %r.", saved.model, saved.prompt)
+    if saved.do_lower_case:
+        _log.info("%s: texts are lower-cased.", saved.model)
+    length = saved.max_seq_length or EmbeddingOptions.max_seq_length
+    options = EmbeddingOptions(tuple(layers), level, pooling or "mean", normalize, length)
+    return saved.model, dataclasses.replace(
+        options, do_lower_case=saved.do_lower_case, prompt=saved.prompt
+    )
 
 
 class Embedder:
@@ -85,8 +92,10 @@ class Embedder:
         self._runner = Runner(model, self._objective)
 
     def encode(self, texts: Sequence[str]) -> TextEmbeddings:
-        """Return the embeddings of some texts."""
-        return embed_texts(texts, self._runner.run, self._tokenizer, self._objective)
+        """Return the embeddings of some texts; raise CommandError if they are not finite."""
+        encoded = embed_texts(texts, self._runner.run, self._tokenizer, self._objective)
+        check_finite(encoded.embeddings, "embeddings")
+        return encoded
 
     def warn_truncated(self, num_truncated: int, num_texts: int) -> None:
         """Log how many texts were truncated, if any."""
@@ -133,7 +142,12 @@ def _iter_texts(lines: Iterator[str], num_before: int) -> Iterator[str]:
         text = line.strip()
         if text.startswith("{"):
             location = f"line {number}"
-            value = parse_object(location, text).get("text")
+            content = parse_object(location, text)
+            if "text_pair" in content:
+                warn_once(
+                    "text_pair", f'{location}: "text_pair" is not read: one text is embedded.'
+                )
+            value = content.get("text")
             if not isinstance(value, str):
                 raise InputError(f'{location}: no "text". Write {{"text": "..."}}, or text.')
             text = value

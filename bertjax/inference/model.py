@@ -17,7 +17,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions, apply_encoder
 from bertjax.tasks.fill_mask import encode_with_masks
 from bertjax.tasks.pipeline import Pipeline
-from bertjax.tasks.task import bucket_size
+from bertjax.tasks.task import bucket_size, check_type_vocab_size
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
@@ -128,8 +128,8 @@ class Model:
           pairs: second texts.
 
         Raises:
-          InputError: there are no texts, not as many pairs, or a text has more tokens than the
-            model takes.
+          InputError: there are no texts, not as many pairs, a text has more tokens than the model
+            takes, or there are pairs and the model has one token type.
         """
         first, second = _as_texts(texts), None if pairs is None else _as_texts(pairs)
         if not first or (second is not None and len(first) != len(second)):
@@ -137,6 +137,8 @@ class Model:
                 f"{len(first)} texts and {len(second or ())} pairs: no batch. Give some texts, and "
                 "a pair for each or none."
             )
+        if second is not None:
+            check_type_vocab_size(self.config, "the texts of a pair")
         limit = self.config.max_position_embeddings
         dataset = SequenceClassificationDataset("", [], first, second)
         encode = functools.partial(encode_with_masks, self.tokenizer)

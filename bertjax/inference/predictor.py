@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import MeshConfig
+from bertjax.errors import CommandError
 from bertjax.formats.loading import find_tokenizer
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.feed import fetch_to_host, to_global
@@ -26,6 +27,15 @@ from data_pipelines.errors import InputError
 def open_model(checkpoint: epath.PathLike | PretrainedModel) -> PretrainedModel:
     """Return the model in a directory, or the one that is open already."""
     return checkpoint if isinstance(checkpoint, PretrainedModel) else PretrainedModel(checkpoint)
+
+
+def check_finite(array: np.ndarray, name: str) -> None:
+    """Raise CommandError if a result of the model is not finite."""
+    if not np.isfinite(array).all():
+        raise CommandError(
+            f"{name}: the model computes numbers that are not finite. Check its parameters: they "
+            "are damaged, or too large."
+        )
 
 
 class Runner:
@@ -55,6 +65,9 @@ class Runner:
 
         One batch is computed ahead of its use. Each shape compiles a program. Batches are padded to
         a power of two of sequences, so there are few.
+
+        Raises:
+          CommandError: logits are not finite.
         """
         counts: list[int] = []
 
@@ -63,9 +76,13 @@ class Runner:
                 counts.append(_num_sequences(batch))
                 yield self._outputs(batch)
 
-        for outputs in fetch_to_host(compute()):
+        for padded_outputs in fetch_to_host(compute()):
             count = counts.pop(0)
-            yield {name: array[:count] for name, array in outputs.items()}
+            outputs = {name: array[:count] for name, array in padded_outputs.items()}
+            for name, array in outputs.items():
+                if name.endswith("_logits"):  # other outputs have unused slots of any value
+                    check_finite(array, name)
+            yield outputs
 
     def compile(self, batch: HostBatch) -> None:
         """Compile the program for a batch of this shape."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from bertjax.errors import CommandError
 from bertjax.inference.predictor import Predictor
 from bertjax.serving.requests import Limits, PredictRequest, RequestRejectedError
 from data_pipelines.errors import InputError
@@ -95,7 +96,7 @@ class RequestBatcher:
                 self._predict(batch[:middle])
                 self._predict(batch[middle:])
                 return
-            if not isinstance(error, InputError):
+            if not isinstance(error, InputError | CommandError):
                 _log.exception("a request failed")
             batch[0].future.set_exception(error)
             return

@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bertjax.errors import CommandError
 from bertjax.html.page import render_template
 from bertjax.inference.predictor import Predictor
 from bertjax.serving.batching import RequestBatcher
@@ -138,6 +139,8 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
             answers = await asyncio.wrap_future(batches.submit(predict_request))
         except InputError as error:
             return _error_response(400, str(error))
+        except CommandError as error:
+            return _error_response(500, str(error))
         except RequestRejectedError as refusal:
             return _error_response(refusal.status, str(refusal))
         except ClientDisconnect:
@@ -154,7 +157,10 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
             ]
         if predict_request.is_single:
             content = {name: values[0] for name, values in content.items()}
-        return _json_response(content)
+        try:
+            return _json_response(content)
+        except ValueError:  # a number of the request that the answer repeats
+            return _error_response(400, "the request has a number that is not finite. Remove it.")
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -206,7 +212,7 @@ def _is_same_origin(request: Request) -> bool:
 
 def _json_response(content: Any, status: int = 200, **headers: str) -> Response:
     # ASCII, because UTF-8 cannot encode unpaired surrogates.
-    return Response(json.dumps(content), status, headers, "application/json")
+    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
 
 
 def _error_response(status: int, message: str) -> Response:

@@ -42,6 +42,8 @@ class EmbeddingOptions:
       pooling: see `bertjax.model.pooling`; of a text's tokens.
       normalize: whether a text's embedding is scaled to length 1.
       max_seq_length: tokens of a text; longer texts are truncated.
+      do_lower_case: whether texts are lower-cased before the tokenizer reads them.
+      prompt: text before each text.
     """
 
     layers: tuple[int, ...] = (-1,)
@@ -49,6 +51,8 @@ class EmbeddingOptions:
     pooling: str = "mean"
     normalize: bool = False
     max_seq_length: int = 512
+    do_lower_case: bool = False
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         for name, values in (("level", LEVELS), ("pooling", pooling.POOLING_MODES)):
@@ -144,6 +148,9 @@ def embed_texts(
     one shape for each length, so that memory does not grow with the compiled programs.
     """
     options = objective.options
+    texts = [f"{options.prompt}{text}" for text in texts]
+    if options.do_lower_case:
+        texts = [text.lower() for text in texts]
     level: Literal["example", "token"] = "example" if options.level == "text" else "token"
     dataset = SequenceClassificationDataset("input", [], list(texts))
     encoded = encode_texts(dataset, tokenizer, options.max_seq_length, "head")

@@ -58,7 +58,7 @@ class MultipleChoiceObjective(FinetuningObjective):
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
-        check_type_vocab_size(config, "context and choice")
+        check_type_vocab_size(config.model, "context and choice")
 
     @property
     def sequence_shape(self) -> PackedShape:

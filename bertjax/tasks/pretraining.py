@@ -56,7 +56,7 @@ class PretrainingObjective(Objective):
         self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
-            check_type_vocab_size(config, "the sentences of a pair")
+            check_type_vocab_size(config.model, "the sentences of a pair")
         if config.model.causal != (self.options.objective == "clm"):
             raise InputError(
                 f"data.objective={self.options.objective}: model.causal={config.model.causal} does "

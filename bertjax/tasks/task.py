@@ -14,6 +14,7 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.bert_config import BertConfig
 from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
 from data_pipelines.errors import InputError
@@ -172,11 +173,11 @@ class Task(abc.ABC):
         )
 
 
-def check_type_vocab_size(config: Config, segments: str) -> None:
+def check_type_vocab_size(model: BertConfig, segments: str) -> None:
     """Raise InputError if the model has one token type and sequences have two segments."""
-    if config.model.type_vocab_size < 2:
+    if model.type_vocab_size < 2:
         raise InputError(
-            f"model.type_vocab_size={config.model.type_vocab_size}: sequences have two segments, "
+            f"model.type_vocab_size={model.type_vocab_size}: sequences have two segments, "
             f"{segments}. Use a model with two token types."
         )
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import string
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -76,10 +77,11 @@ class BulkEncoder:
         tokenizer = self.tokenizer
         # The lower case of a capital sigma depends on the following characters.
         words_are_independent = tokenizer.cased or "Σ" not in text
-        if isinstance(tokenizer, WordPieceTokenizer) and words_are_independent:
+        is_wordpiece = isinstance(tokenizer, WordPieceTokenizer) and tokenizer.do_basic_tokenize
+        if is_wordpiece and words_are_independent:
             # A lone surrogate, which JSON may contain, has no UTF-8 encoding.
             with contextlib.suppress(UnicodeEncodeError):
-                return self._encode_words(text.encode(), tokenizer)
+                return self._encode_words(text.encode(), cast(WordPieceTokenizer, tokenizer))
         encoded = [tokenizer.encode(sentence) for sentence in sentences]
         lengths = np.array([len(ids) for ids in encoded], np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), self.dtype), lengths

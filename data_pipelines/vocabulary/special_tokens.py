@@ -1,5 +1,7 @@
 """The special tokens of every vocabulary."""
 
+from collections.abc import Mapping, Sequence
+
 from data_pipelines.errors import InputError
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -10,19 +12,23 @@ VOCABULARY_FIX = "Name a vocabulary, or run `bertjax vocab`."
 """Fix in the error for a path without a vocabulary."""
 
 
-def special_token_ids(index: dict[str, int]) -> list[int]:
-    """Return the ids of `SPECIAL_TOKENS`, in their order.
+def special_token_ids(
+    index: Mapping[str, int], special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> list[int]:
+    """Return the ids of the special tokens, in the order of `SPECIAL_TOKENS`.
 
     Args:
       index: the id of each token.
+      special_tokens: their names.
 
     Raises:
       InputError: a special token is missing.
     """
-    missing = [token for token in SPECIAL_TOKENS if token not in index]
+    missing = [token for token in special_tokens if token not in index]
     if missing:
         raise InputError(
-            f"the vocabulary lacks {', '.join(missing)}. Add all special tokens: "
-            f"{', '.join(SPECIAL_TOKENS)}."
+            f"the vocabulary lacks {', '.join(missing)}; it begins with {next(iter(index))!r}. Use "
+            f"one with all special tokens, {', '.join(special_tokens)}, or name its own in "
+            f"{CONFIG_FILE}."
         )
-    return [index[token] for token in SPECIAL_TOKENS]
+    return [index[token] for token in special_tokens]

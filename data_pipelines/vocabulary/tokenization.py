@@ -1,32 +1,39 @@
 """The interface of tokenizers, and loading of tokenizers from files."""
 
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
+from data_pipelines.model_settings import check_settings
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_exists
 from data_pipelines.vocabulary import tokenizer_json
 from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE, SentencePieceTokenizer
-from data_pipelines.vocabulary.special_tokens import CONFIG_FILE, VOCABULARY_FIX
+from data_pipelines.vocabulary.special_tokens import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS_MAP,
+    VOCABULARY_FIX,
+)
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE, StoredWordPiece
-from data_pipelines.vocabulary.wordpiece import (
-    MAX_INPUT_CHARS_PER_WORD,
+from data_pipelines.vocabulary.vocab_file import (
     VOCAB_FILE,
-    WordPieceTokenizer,
     case_conflict,
+    describe_unreachable_lines,
     has_accents,
     has_uppercase,
+    index_tokens,
     parse_vocab,
 )
+from data_pipelines.vocabulary.wordpiece import MAX_INPUT_CHARS_PER_WORD, WordPieceTokenizer
 
 TOKENIZER_FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
 """Files that may hold the vocabulary of a directory; the first that exists does."""
-_ADDED_TOKENS_FILE = "added_tokens.json"
+_ADDED_TOKENS_FILE, _SPECIAL_TOKENS_FILE = "added_tokens.json", "special_tokens_map.json"
 
 _log = logging.getLogger("data_pipelines")
 
@@ -92,28 +99,33 @@ def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokeni
         directory = path
         path = next((path / name for name in TOKENIZER_FILES if (path / name).exists()), path)
         if path == directory:
+            if named := next(directory.glob("*vocab*.txt"), None):
+                raise InputError(f"{directory}: no {VOCAB_FILE}, but {named.name}. Rename it.")
             raise InputError(
                 f"{directory}: contains none of {', '.join(TOKENIZER_FILES)}. Name a vocabulary, "
                 "or a directory with one."
             )
-        if (directory / CONFIG_FILE).exists():
-            config = _read_config(directory / CONFIG_FILE)
+        config = _read_config(directory / CONFIG_FILE)
+        check_settings(directory / CONFIG_FILE, config, CONFIG_FILE)
     try:
         if path.suffix == ".model":
             return _load_sentencepiece(path.read_bytes(), cased)
         stored = _read_stored(path, config, is_directory)
-        return _load_wordpiece(path, stored, cased)
+        return _load_wordpiece(path, stored, cased, is_directory)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
 def _read_config(path: epath.Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if it does not exist."""
+    if not path.exists():
+        return {}
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes().decode())
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}). Write it again.") from error
+        raise InputError(f"{path}: not JSON ({error}). Download it again.") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path}: not a JSON object. Write it again.")
+        raise InputError(f"{path}: not a JSON object. Download it again.")
     return config
 
 
@@ -123,44 +135,91 @@ def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -
     is_json = path.suffix == ".json"
     stored = StoredWordPiece([], {}, {})
     if is_json or (is_directory and json_path.exists()):
-        stored = tokenizer_json.read_wordpiece(json_path.read_bytes())
+        stored = tokenizer_json.read_wordpiece(json_path.read_bytes(), json_path)
     added_tokens = dict(stored.added_tokens)
     try:
         for number, token in (config.get("added_tokens_decoder") or {}).items():
             added_tokens[int(number)] = token["content"]
-        if is_directory and (path.parent / _ADDED_TOKENS_FILE).exists():
+        if is_directory:
             names = _read_config(path.parent / _ADDED_TOKENS_FILE)
             added_tokens |= {int(number): name for name, number in names.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"invalid added tokens ({error!r}). Fix {CONFIG_FILE}.") from error
+        raise InputError(
+            f"invalid added tokens ({error!r}). Download {CONFIG_FILE} again."
+        ) from error
     tokens = stored.tokens if is_json else parse_vocab(path.read_bytes())
+    if not is_json and stored.tokens and not _same_ids(tokens, stored.tokens):
+        warn_once(
+            (str(path), JSON_FILE),
+            f"{path}: {JSON_FILE} beside it holds another vocabulary, which is not read.",
+        )
     known = {name: value for name, value in config.items() if value is not None}
     return StoredWordPiece(tokens, stored.config | known, added_tokens)
 
 
+def _same_ids(tokens: list[str], others: list[str]) -> bool:
+    """Return whether both vocabularies give each token of a text the same id."""
+    index, other_index = index_tokens(tokens), index_tokens(others)
+    return {t: i for t, i in index.items() if t} == {t: i for t, i in other_index.items() if t}
+
+
+def _special_tokens(
+    path: epath.Path, config: Mapping[str, Any], tokens: Sequence[str], is_directory: bool
+) -> tuple[list[str], list[str]]:
+    """Return the names of the special tokens, and of further ones that only texts may contain."""
+    if (
+        is_directory and "added_tokens_decoder" not in config
+    ):  # older files: this one takes precedence
+        config = {**config, **_read_config(path.parent / _SPECIAL_TOKENS_FILE)}
+    special = []
+    for setting, default in SPECIAL_TOKENS_MAP.items():
+        name = _token_name(config.get(setting)) or default
+        if name not in tokens and default in tokens:
+            warn_once(
+                (str(path), setting),
+                f"{path}: {setting}={name!r} is not in the vocabulary: {default} is used.",
+            )
+            name = default
+        special.append(name)
+    values = [config.get("bos_token"), config.get("eos_token")]
+    for setting in ("additional_special_tokens", "extra_special_tokens"):
+        more = config.get(setting) or []
+        values += more.values() if isinstance(more, dict) else more
+    return special, [name for value in values if (name := _token_name(value))]
+
+
+def _token_name(value: Any) -> str:
+    """Return the name of a token that is written as text or as an object with its options."""
+    return str(value.get("content") or "") if isinstance(value, dict) else str(value or "")
+
+
 def _load_wordpiece(
-    path: epath.Path, stored: StoredWordPiece, cased: bool | None
+    path: epath.Path, stored: StoredWordPiece, cased: bool | None, is_directory: bool
 ) -> WordPieceTokenizer:
     tokens, config, added_tokens = stored
-    for name, supported in (
-        ("word_tokenizer_type", "basic"),
-        ("subword_tokenizer_type", "wordpiece"),
-    ):
-        if (value := config.get(name, supported)) != supported:
-            raise InputError(
-                f"{CONFIG_FILE} has {name}={value!r}, which is not supported. Use a model with "
-                f"{name}={supported!r}."
-            )
+    if lines := describe_unreachable_lines(tokens):
+        warn_once(
+            (str(path), "lines"), f"{path}: {lines}. All tokens keep their ids. Leave it as it is."
+        )
     added = [token for number, token in sorted(added_tokens.items()) if number >= len(tokens)]
     if added:
         _log.warning(
             "%s: %d added tokens (%s) are not recognized in texts: such text is tokenized as any "
             "other.", path, len(added), ", ".join(added[:5]),
         )  # fmt: skip
-    if not config.get("tokenize_chinese_chars", True):
-        raise InputError(
-            f"{CONFIG_FILE} has tokenize_chinese_chars=false, which is not supported. Use a model "
-            "with tokenize_chinese_chars=true."
+    special, others = _special_tokens(path, config, tokens, is_directory)
+    options: dict[str, Any] = {"special_tokens": special}
+    options["added_tokens"] = {*others, *added_tokens.values()} - {*special, ""}
+    limit = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
+    options["max_input_chars_per_word"] = limit
+    if not config.get("do_basic_tokenize", True):
+        warn_once(
+            (str(path), "do_basic_tokenize"),
+            f"{path}: do_basic_tokenize=false: 'AUG-1 b' has the words 'AUG-1' and 'b', as in "
+            "BertTokenizerLegacy of transformers. Its fast tokenizers ignore this.",
+        )
+        return WordPieceTokenizer(
+            tokens, cased=True, strip_accents=False, do_basic_tokenize=False, **options
         )
     lower_case = config.get("do_lower_case")
     stored_cased = None if lower_case is None else not lower_case
@@ -178,10 +237,7 @@ def _load_wordpiece(
     strip_accents = config.get("strip_accents")
     if strip_accents is None and stored_cased is None and has_accents(tokens):
         strip_accents = False
-    max_input_chars = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
-    return WordPieceTokenizer(
-        tokens, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=max_input_chars
-    )
+    return WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents, **options)
 
 
 def _load_sentencepiece(content: bytes, cased: bool | None) -> SentencePieceTokenizer:

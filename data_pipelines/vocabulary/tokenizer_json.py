@@ -6,11 +6,22 @@ transformers 5 saves no other file.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from etils import epath
+
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
+from data_pipelines.model_settings import check_settings
 from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX
 
 JSON_FILE = "tokenizer.json"
+_PREFIX = {"continuing_subword_prefix": CONTINUATION_PREFIX}
+_BERT_STEPS = {
+    "normalizer": {"type": "BertNormalizer"},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+}
+_MAX_GAPS = 0.25  # of the ids; more are damage
+_TEMPLATE = ["SpecialToken", "Sequence", "SpecialToken"]  # of a text
 
 
 class StoredWordPiece(NamedTuple):
@@ -28,14 +39,23 @@ class StoredWordPiece(NamedTuple):
     added_tokens: dict[int, str]
 
 
-def read_wordpiece(content: bytes) -> StoredWordPiece:
+def read_wordpiece(content: bytes, path: epath.PathLike = JSON_FILE) -> StoredWordPiece:
     """Read a WordPiece tokenizer from the content of a `tokenizer.json`.
+
+    An object from token to id alone, vocab.json, has BERT's options. An id without a token, which
+    `tokenizers` leaves for a repeated line of vocab.txt, is "".
+
+    Args:
+      content: the content.
+      path: the file, for messages.
 
     Raises:
       InputError: the file is damaged, or its tokenizer differs from BERT's.
     """
     try:
         data = parse_json(content.decode())
+        if data and all(type(value) is int for value in data.values()):  # vocab.json
+            data = {"model": {"type": "WordPiece", "vocab": data, **_PREFIX}, **_BERT_STEPS}
         model, normalizer = data["model"], data["normalizer"] or {}
         pre_tokenizer = (data["pre_tokenizer"] or {}).get("type")
         added_tokens = {
@@ -44,16 +64,20 @@ def read_wordpiece(content: bytes) -> StoredWordPiece:
         max_input_chars = model.get("max_input_chars_per_word")
         kind = model.get("type", "WordPiece" if max_input_chars else None)  # not in older files
         index: Mapping[str, int] = model["vocab"] if kind == "WordPiece" else {}
-        tokens = sorted(index, key=index.__getitem__)
-        is_contiguous = sorted(index.values()) == [*range(len(tokens))]
+        token_of_id = {i: token for token, i in index.items()}
+        size = max(token_of_id, default=-1) + 1
+        has_gaps = size - len(index) > _MAX_GAPS * size or len(token_of_id) < len(index)
+        is_valid = not has_gaps and min(token_of_id, default=0) >= 0
+        template = [*map(next, map(iter, (data.get("post_processor") or {}).get("single", ())))]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{JSON_FILE} is not a tokenizer ({error!r}). Download it again."
+            f"{JSON_FILE} is not a tokenizer ({error!r}). Download it again, or give vocab.txt."
         ) from error
+    splits_words = (normalizer.get("type"), pre_tokenizer) != (None, "WhitespaceSplit")
     for name, value, expected in (
         ("model", kind, "WordPiece"),
-        ("normalizer", normalizer.get("type"), "BertNormalizer"),
-        ("pre_tokenizer", pre_tokenizer, "BertPreTokenizer"),
+        ("normalizer", normalizer.get("type"), "BertNormalizer" if splits_words else None),
+        ("pre_tokenizer", pre_tokenizer, "BertPreTokenizer" if splits_words else pre_tokenizer),
         ("continuing_subword_prefix", model.get("continuing_subword_prefix"), CONTINUATION_PREFIX),
     ):
         if value != expected:
@@ -61,12 +85,18 @@ def read_wordpiece(content: bytes) -> StoredWordPiece:
                 f"{JSON_FILE} has {name}={value!r} instead of {expected!r}. Use a model with "
                 "BERT's tokenizer, or a SentencePiece model with its spm.model."
             )
-    if not is_contiguous:
+    if not is_valid:
         raise InputError(f"ids in {JSON_FILE} are not contiguous from 0. Download it again.")
+    check_settings(epath.Path(path), data, JSON_FILE)
+    if template and template != _TEMPLATE:
+        warn_once(
+            (str(path), "single"),
+            f"{path}: post_processor is not [CLS] text [SEP], which texts become nevertheless.",
+        )
     config = {
         "do_lower_case": normalizer.get("lowercase"),
         "strip_accents": normalizer.get("strip_accents"),
-        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
         "max_input_chars_per_word": max_input_chars,
-    }
-    return StoredWordPiece(tokens, config, added_tokens)
+        "unk_token": model.get("unk_token"),
+    } | ({} if splits_words else {"do_basic_tokenize": False})
+    return StoredWordPiece([token_of_id.get(i, "") for i in range(size)], config, added_tokens)

@@ -14,8 +14,7 @@ import hashlib
 import itertools
 import json
 import re
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,22 @@ from etils import epath
 from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
-from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.basic_tokenization import (
+    WordWithOffsets,
     basic_tokenize,
     basic_tokenize_with_offsets,
     split_for_caching,
 )
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
+    SPECIAL_TOKENS,
     SPECIAL_TOKENS_MAP,
     special_token_ids,
 )
+from data_pipelines.vocabulary.vocab_file import RESERVED, VOCAB_FILE, index_tokens
 
-VOCAB_FILE = "vocab.txt"
 MAX_INPUT_CHARS_PER_WORD = 200  # a longer word is [UNK], as in google-research/bert
 CONTINUATION_PREFIX = "##"  # prefix of a token that continues a word
 
@@ -64,10 +65,6 @@ class _WordCache(dict[str, tuple[int, ...]]):
         return itertools.chain.from_iterable(map(self.__getitem__, words))
 
 
-# Tokens that no text contains, since brackets are words of their own: [CLS], [unused7], <S>.
-_RESERVED = re.compile(r"\[[^\[\]]+\]|<[^<>]+>")
-
-
 class WordPieceTokenizer:
     """BERT's tokenizer (Devlin et al. 2019; google-research/bert).
 
@@ -77,9 +74,12 @@ class WordPieceTokenizer:
       strip_accents: remove accents; None removes them if text is lower-cased, as in
         google-research/bert.
       max_input_chars_per_word: a longer word is [UNK]. transformers uses 100.
+      do_basic_tokenize: False splits text at white space only and keeps its case and accents.
+      special_tokens: the names of padding, unknown, first, separating and mask token.
+      added_tokens: further tokens that transformers finds in raw text.
 
     Raises:
-      InputError: the vocabulary is empty, has an empty or repeated token, or lacks a special token.
+      InputError: the vocabulary is empty or lacks a special token.
     """
 
     kind = "wordpiece"
@@ -91,28 +91,45 @@ class WordPieceTokenizer:
         cased: bool,
         strip_accents: bool | None = None,
         max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
+        do_basic_tokenize: bool = True,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        added_tokens: Iterable[str] = (),
     ):
+        self.do_basic_tokenize, self.special_tokens = do_basic_tokenize, tuple(special_tokens)
+        self.added_tokens = tuple(added_tokens)
         self.tokens, self.max_input_chars_per_word = list(tokens), max_input_chars_per_word
         self.cased = cased
         self.strip_accents = not cased if strip_accents is None else strip_accents
-        index = _index_tokens(self.tokens)
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_token_ids(index)
+        index = index_tokens(self.tokens)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_token_ids(
+            index, self.special_tokens
+        )
         self.is_continuation = np.array(
             [t.startswith(CONTINUATION_PREFIX) and t != CONTINUATION_PREFIX for t in self.tokens]
         )
-        text_ids = [i for i, token in enumerate(self.tokens) if not _RESERVED.fullmatch(token)]
+        is_text = [
+            bool(token) and index[token] == i and not RESERVED.fullmatch(token)
+            for i, token in enumerate(self.tokens)
+        ]
+        special_ids = {index[token] for token in self.special_tokens}
+        text_ids = [i for i in np.flatnonzero(is_text).tolist() if i not in special_ids]
         self.text_token_ids = np.array(text_ids, np.int32)
         self._lengths = [
             len(token.removeprefix(CONTINUATION_PREFIX) if is_continuation else token)
             for token, is_continuation in zip(self.tokens, self.is_continuation, strict=True)
         ]
         self._model = models.WordPiece(
-            vocab=index, unk_token="[UNK]", max_input_chars_per_word=max_input_chars_per_word
+            vocab=index,
+            unk_token=self.special_tokens[1],
+            max_input_chars_per_word=max_input_chars_per_word,
         )
         self._compiled = CompiledTokenizer(self._model)
         self._compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         self._ids_of_word = _WordCache(self._longest_matches)
         self._ids_of_raw = _WordCache(self._encode_raw)
+        names = {*self.special_tokens, *self.added_tokens}
+        self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        self._name_start = "[" if all(name.startswith("[") for name in names) else ""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         restore = functools.partial(
@@ -120,6 +137,9 @@ class WordPieceTokenizer:
             cased=self.cased,
             strip_accents=self.strip_accents,
             max_input_chars_per_word=self.max_input_chars_per_word,
+            do_basic_tokenize=self.do_basic_tokenize,
+            special_tokens=self.special_tokens,
+            added_tokens=self.added_tokens,
         )
         return restore, (self.tokens,)
 
@@ -127,16 +147,19 @@ class WordPieceTokenizer:
         """Return the ids of a raw text; special tokens are neither added nor recognized."""
         if text.isascii() and text.isalnum():  # a single word
             return self._longest_matches(text if self.cased else text.lower())
+        if self._name_start in text:
+            self._warn_of_names(text)
+        if not self.do_basic_tokenize:
+            return list(self._ids_of_word.ids(text.split()))
         return list(self._ids_of_raw.ids(split_for_caching(text, cased=self.cased)))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return ids and character offsets; see `Tokenizer`."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        words = basic_tokenize_with_offsets(
-            text, cased=self.cased, strip_accents=self.strip_accents
-        )
-        for word in words:
+        if self._name_start in text:
+            self._warn_of_names(text)
+        for word in self._words_with_offsets(text):
             word_ids = self._ids_of_word[word.word]
             ids += word_ids
             first = 0
@@ -152,10 +175,7 @@ class WordPieceTokenizer:
         Returns:
           The ids of all words [n], and the number of ids of each word [w], both int64.
         """
-        parts = [
-            basic_tokenize(word, cased=self.cased, strip_accents=self.strip_accents)
-            for word in words
-        ]
+        parts = [self._words(word) for word in words]
         encoding = self._compiled.encode(" ".join(itertools.chain(*parts)))
         ends = np.cumsum([0, *map(len, parts)])  # of words, in parts
         tokens = np.bincount(np.array(encoding.word_ids, np.int64), minlength=ends[-1])
@@ -177,33 +197,68 @@ class WordPieceTokenizer:
         options = {
             "cased": self.cased,
             "strip_accents": self.strip_accents,
-            **self._max_chars_config,
+            **self._other_options,
         }
-        return hashlib.sha256(json.dumps([self.kind, self.tokens, options]).encode()).hexdigest()
+        index = index_tokens(self.tokens)
+        tokens = [token if index[token] == i else "" for i, token in enumerate(self.tokens)]
+        return hashlib.sha256(json.dumps([self.kind, tokens, options]).encode()).hexdigest()
 
     def save(self, directory: epath.PathLike) -> None:
         """Write `vocab.txt` and `tokenizer_config.json` as transformers does."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / VOCAB_FILE).write_bytes(("\n".join(self.tokens) + "\n").encode())
+        # BertTokenizer would split words at punctuation.
+        kind = "BertTokenizer" if self.do_basic_tokenize else "PreTrainedTokenizerFast"
         config = {
-            "tokenizer_class": "BertTokenizer",
+            "tokenizer_class": kind,
             "do_lower_case": not self.cased,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": True,
-            **self._max_chars_config,
-            **SPECIAL_TOKENS_MAP,
+            **self._other_options,
+            **dict(zip(SPECIAL_TOKENS_MAP, self.special_tokens, strict=True)),
         }
         atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
     @property
-    def _max_chars_config(self) -> dict[str, int]:
-        """The entry of `tokenizer_config.json` for a limit that is not the default."""
-        limit = self.max_input_chars_per_word
-        return {} if limit == MAX_INPUT_CHARS_PER_WORD else {"max_input_chars_per_word": limit}
+    def _other_options(self) -> dict[str, Any]:
+        """The options that are not the default, by their names in `tokenizer_config.json`."""
+        options: dict[str, Any] = {}
+        if self.max_input_chars_per_word != MAX_INPUT_CHARS_PER_WORD:
+            options["max_input_chars_per_word"] = self.max_input_chars_per_word
+        if not self.do_basic_tokenize:
+            options["do_basic_tokenize"] = False
+        if self.special_tokens != SPECIAL_TOKENS:
+            options |= zip(SPECIAL_TOKENS_MAP, self.special_tokens, strict=True)
+        return options
+
+    def _warn_of_names(self, text: str) -> None:
+        if match := self._names.search(text):
+            is_separator = match[0] == self.special_tokens[3]
+            fix = " Give the texts of a pair separately." if is_separator else ""
+            warn_once(
+                "special tokens in texts",
+                f"{text[:60]!r}: a text contains {match[0]}. It is tokenized as any other text, "
+                f"but transformers reads it as the token.{fix}",
+            )
+
+    def _words(self, text: str) -> list[str]:
+        if not self.do_basic_tokenize:
+            return text.split()
+        return basic_tokenize(text, cased=self.cased, strip_accents=self.strip_accents)
+
+    def _words_with_offsets(self, text: str) -> Iterator[WordWithOffsets]:
+        if self.do_basic_tokenize:
+            yield from basic_tokenize_with_offsets(
+                text, cased=self.cased, strip_accents=self.strip_accents
+            )
+            return
+        for match in re.finditer(r"\S+", text):
+            start, end = match.span()
+            yield WordWithOffsets(match[0], range(start, end), range(start + 1, end + 1))
 
     def _encode_raw(self, raw: str) -> Iterable[int]:
-        words = basic_tokenize(raw, cased=self.cased, strip_accents=self.strip_accents)
+        words = self._words(raw)
         return self._longest_matches(*words) if len(words) == 1 else self._ids_of_word.ids(words)
 
     def _longest_matches(self, word: str) -> list[int]:
@@ -211,76 +266,3 @@ class WordPieceTokenizer:
             return [token.id for token in self._model.tokenize(word)]
         except UnicodeEncodeError:  # a lone surrogate
             return [self.unk_id]
-
-
-def _index_tokens(tokens: list[str]) -> dict[str, int]:
-    if not tokens:
-        raise InputError("the vocabulary is empty. Write one token per line.")
-    index: dict[str, int] = {}
-    for i, token in enumerate(tokens):
-        if not token:
-            raise InputError(f"line {i + 1} is empty. Remove it.")
-        if token in index:
-            raise InputError(
-                f"token {token!r} is repeated on lines {index[token] + 1} and {i + 1}. Remove one "
-                "of them."
-            )
-        index[token] = i
-    return index
-
-
-def parse_vocab(content: bytes) -> list[str]:
-    """Return the tokens of a vocabulary file, one per line, without surrounding white space.
-
-    The published Chinese vocabulary has a line separator (U+2028) as a token.
-
-    Raises:
-      InputError: the content is not UTF-8.
-    """
-    try:
-        lines = content.decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}. Save the "
-            "vocabulary as UTF-8."
-        ) from error
-    if not lines[-1]:
-        lines.pop()
-    return [line.strip() or line.strip(" \t\r") for line in lines]
-
-
-def has_uppercase(tokens: list[str]) -> bool:
-    """Return whether a text token has an upper-case letter, so that the vocabulary is cased."""
-    return _first_changed(tokens, str.lower) is not None
-
-
-def has_accents(tokens: list[str]) -> bool:
-    """Return whether a token has combining marks: accents, or vowel and tone signs."""
-    characters = unicodedata.normalize("NFD", "".join(tokens))
-    return any(unicodedata.category(char) == "Mn" for char in set(characters))
-
-
-def _first_changed(tokens: list[str], change: Callable[[str], str]) -> str | None:
-    """Return the first text token that lower-casing (or upper-casing) changes; None if none."""
-    return next((t for t in tokens if change(t) != t and not _RESERVED.fullmatch(t)), None)
-
-
-def case_conflict(tokens: list[str], cased: bool) -> tuple[str, str] | None:
-    """Return the problem of a vocabulary of the other case, and its fix; None if they agree.
-
-    A vocabulary without cased letters (Chinese, digits) agrees with either.
-    """
-    upper, lower = _first_changed(tokens, str.lower), _first_changed(tokens, str.upper)
-    if not cased and upper is not None:
-        return (
-            f"the vocabulary is cased (it contains {upper!r}), but text is lower-cased, so part of "
-            "it is never used.",
-            "Use a cased tokenizer (--cased).",
-        )
-    if cased and upper is None and lower is not None:
-        return (
-            "the vocabulary is uncased (no token has an upper-case letter), but text is not "
-            "lower-cased, so capitals are unknown.",
-            "Use an uncased tokenizer (no --cased).",
-        )
-    return None

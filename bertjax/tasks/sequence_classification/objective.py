@@ -34,7 +34,7 @@ class SequenceClassificationObjective(FinetuningObjective):
         super().__init__(config, batch_size_multiple)
         check_truncation(config.data["truncation"], bool(columns.text_pair))
         if columns.text_pair:
-            check_type_vocab_size(config, "the texts of a pair")
+            check_type_vocab_size(config.model, "the texts of a pair")
         self.problem_type = columns.problem_type
         check_num_labels(config)
 

@@ -22,6 +22,7 @@ from bertjax.tasks.sequence_classification.evaluation import (
     format_prediction,
 )
 from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
+from bertjax.tasks.task import check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
@@ -66,7 +67,7 @@ class SequenceClassificationPipeline(Pipeline[Context]):
             model of pairs takes {"text", "text_pair"}.
 
         Raises:
-          InputError: the model has another head, or a text is empty.
+          InputError: the model has another head or one token type for a pair, or a text is empty.
         """
         return texts
 
@@ -98,6 +99,8 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         return eval_set.predictions(run(eval_set.batches()))
 
     def _encode(self, data: SequenceClassificationDataset) -> SequenceClassificationEvalSet:
+        if data.text_pairs is not None:
+            check_type_vocab_size(self.config.model, "the texts of a pair")
         return SequenceClassificationEvalSet(
             data.name, data, self.tokenizer, self.objective, self.labels
         )

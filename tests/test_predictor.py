@@ -1,0 +1,93 @@
+"""Predictors: inputs that a model cannot take, and results that are no numbers."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import toy_tasks
+from random_models import draw_model
+from served_models import Served
+from test_interface import HEADS, LABELS, SHAPE
+
+import bertjax
+from bertjax.cli.files import as_json
+from bertjax.cli.main import main
+from bertjax.errors import CommandError
+from bertjax.formats import huggingface
+from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.predictor import check_finite
+from bertjax.serving.server import bind_socket
+from data_pipelines.errors import InputError
+
+PAIR = {"text": "ba do", "text_pair": "ki"}
+ONE_TYPE = "model.type_vocab_size=1: sequences have two segments, the texts of a pair. Use a model"
+NOT_FINITE = "the model computes numbers that are not finite. Check its parameters"
+
+
+def write(path: pathlib.Path, method: str, **fields: Any) -> pathlib.Path:
+    model = draw_model(dataclasses.replace(SHAPE, **fields), toy_tasks.TOKENIZER, *HEADS[method])
+    path.mkdir()
+    huggingface.write(dataclasses.replace(model, labels=LABELS.get(method, ())), path)  # type: ignore[arg-type]
+    return path
+
+
+def damage(model: NumpyModel) -> None:
+    model.params["encoder"]["embeddings"]["norm"]["bias"][0] = np.nan
+
+
+def test_check_finite_accepts_numbers_only() -> None:
+    check_finite(np.ones(3), "logits")
+    for value in (np.nan, np.inf, -np.inf):
+        with pytest.raises(CommandError, match=f"^logits: {NOT_FINITE}"):
+            check_finite(np.array([1.0, value]), "logits")
+        with pytest.raises(CommandError, match="a result is not finite"):
+            as_json({"score": [value]})
+    assert as_json({"score": 1.5}) == '{"score": 1.5}'
+
+
+@pytest.mark.slow
+def test_model_of_one_token_type_rejects_pairs(tmp_path, capsys) -> None:
+    path = write(tmp_path / "model", "classify", type_vocab_size=1)
+    model = bertjax.load(path)
+    for call in (
+        lambda: model.classify(PAIR),
+        lambda: model.predict([PAIR, PAIR]),
+        lambda: model.batch(["ba"], ["do"]),
+    ):
+        with pytest.raises(InputError, match=ONE_TYPE):
+            call()
+    assert main(["predict", "--checkpoint", str(path), "--text", json.dumps(PAIR)]) == 2
+    assert ONE_TYPE in capsys.readouterr().err
+    with bind_socket("127.0.0.1", 0) as listener:
+        served = Served(path, listener)
+        body = json.dumps({"inputs": PAIR}).encode()
+        status, content = served.send("POST", "/predict", body)
+        assert status == 400 and ONE_TYPE in content["error"]
+        assert served.predict("ba do")["label"] in LABELS["classify"]
+        served.server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["classify", "fill_mask"])
+def test_results_that_are_not_finite_are_one_line(method: str, tmp_path, capsys) -> None:
+    path = write(tmp_path / "model", method)
+    model = huggingface.read(path)  # type: ignore[arg-type]
+    damage(model)
+    huggingface.write(model, path)  # type: ignore[arg-type]
+    text = "ba [MASK] do"
+    assert main(["predict", "--checkpoint", str(path), "--text", text]) == 1
+    out, err = capsys.readouterr()
+    assert not out and f"logits: {NOT_FINITE}" in err.splitlines()[-1]
+    loaded = bertjax.load(path)
+    with pytest.raises(CommandError, match=NOT_FINITE):
+        loaded.predict(text)
+    with pytest.raises(CommandError, match=f"^embeddings: {NOT_FINITE}"):
+        loaded.encode("ba do")
+    with bind_socket("127.0.0.1", 0) as listener:
+        served = Served(path, listener)
+        status, content = served.send("POST", "/predict", json.dumps({"inputs": text}).encode())
+        assert status == 500 and NOT_FINITE in content["error"]
+        served.server.close()
