@@ -9,7 +9,7 @@ import pytest
 from document_files import COMPRESS
 
 from data_pipelines.errors import InputError
-from data_pipelines.text.delimited import read_delimited
+from data_pipelines.finetuning.delimited import read_delimited
 
 BOM = b"\xef\xbb\xbf"
 ROWS = [

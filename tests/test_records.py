@@ -39,7 +39,7 @@ def test_damaged_json_lists_are_rejected(tmp_path: pathlib.Path, content, messag
 
 def test_memory_does_not_depend_on_the_length_of_a_list(tmp_path: pathlib.Path) -> None:
     peaks = []
-    for length in (2_000, 8_000):
+    for length in (1_000, 4_000):
         content = json.dumps([{"text": f"Document {i}. " * 9} for i in range(length)], indent=1)
         path = save(tmp_path / f"{length}.json", content)
         tracemalloc.start()

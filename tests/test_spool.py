@@ -77,7 +77,9 @@ def test_prepare_resumes_to_identical_files(
         assert not (tmp_path / "out").exists()
     reads = []
     with monkeypatch.context() as patch, caplog.at_level("INFO"):
-        patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
+        patch.setattr(
+            corpus, "read_source", lambda *a, **k: reads.append(a) or read_source(*a, **k)
+        )
         prepare(inputs, TOKENIZER, tmp_path / "out", CorpusOptions(dedup=True), workers=2)
     assert "resume after 240 documents" in caplog.text
     assert [source for source, _ in reads] == [str(more)]  # the first source is not read again

@@ -55,8 +55,10 @@ def test_read_source_skips_articles(tmp_path: pathlib.Path) -> None:
 
 def test_incomplete_dumps_are_rejected(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "dump.xml", to_bytes(PAGES)[:-100])
-    with pytest.raises(InputError, match=r"dump\.xml: incomplete\. Download it again"):
+    with pytest.raises(InputError, match=r"dump\.xml: incomplete\. Download it again, or append"):
         read(path)
+    cut = to_bytes(PAGES)[:-100] + b"</mediawiki>"  # as enwik8
+    assert read(save(tmp_path / "cut.xml", cut)) == ARTICLES[:-1]
 
 
 def test_dumps_need_a_library(tmp_path: pathlib.Path, monkeypatch) -> None:

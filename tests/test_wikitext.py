@@ -69,6 +69,7 @@ def test_extractor_keeps_the_content_that_is_chosen(content: str, lines: list[st
         ("[[Bild:a.png|mini]][[Bild:b|mini|B [[c]].]]A.[[Bild:c.SVG]]", "A."),
         ("A [[Tea#Uses|use]] of [[tea]]s<br>and <small>more</small>.", "A use of teas and more."),
         ("A &nbsp; b &#x41; &amp; &#xd800; c.", "A b A & \ufffd c."),
+        ("A {{a|{{b|c}}}}{{d|{{{e|f}}}}}[[OS&nbsp;X]].", "A OS\u00a0X."),
         ("<nowiki>[[A]]</nowiki> b __NOTOC__", "[[A]] b"),
         ("-{zh-hans:茶叶;zh-hant:茶葉}-很-{老}-。", "茶叶很老。"),
         ("A {{unclosed [[link and ''text''.", "A {{unclosed [[link and text."),

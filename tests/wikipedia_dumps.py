@@ -72,7 +72,10 @@ def _marked(text: str, sentence, rng) -> str:
             [
                 *(f"[[{word}]]", f"[[Some place#Part|{word}]]", f"[[:Category:Things|{word}]]"),
                 *(f"''{word}''", f"'''''{word}'''''", f"<span class=x>{word}</span>"),
-                *(f"[http://example.org/?a=1&b=2 {word}]", f"{{{{efn|{sentence()}}}}}{word}"),
+                *(
+                    f"[http://example.org/?a=1&b=2 {word}]",
+                    f"{{{{efn|{{{{x|{sentence()}}}}}}}}}{word}",
+                ),
             ]
         )
     cite = f"{{{{cite web|url=http://example.org|title={sentence()}|date={{{{date|2020}}}}}}}}"

@@ -9,10 +9,10 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.delimited import read_delimited
 from data_pipelines.parsing import parse_object, read_json_records
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
-from data_pipelines.text.delimited import read_delimited
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_class_names, read_tfds_records
 

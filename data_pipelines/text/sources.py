@@ -198,8 +198,11 @@ class _SourceReader:
         else:
             blocks = read_blocks(path)
             start = next(blocks, b"")
-            blocks = itertools.chain([start], blocks)
-            if wikipedia.is_dump(start):
+            is_dump = wikipedia.is_dump(start)
+            # Neither this variable nor a list may keep the block: it may be large.
+            blocks = itertools.chain(iter([start]), blocks)
+            del start
+            if is_dump:
                 documents, skip = self._articles(path, blocks, skip, workers), 0
             else:
                 documents = self._text(path, decode_lines(path, blocks, self._bad.add_line))

@@ -145,7 +145,9 @@ def _pages(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[str]:
         del buffer[:begin]
         at = max(0, len(buffer) - len(_PAGE_END))
     if b"</mediawiki>" not in buffer:
-        raise InputError(f"{path}: incomplete. Download it again.")
+        raise InputError(
+            f"{path}: incomplete. Download it again, or append </mediawiki> to a part of one."
+        )
     if is_first:
         yield buffer.decode("utf-8", "replace")
 

@@ -23,7 +23,7 @@ _REMOVED_TAGS = (
 _REMOVED = re.compile(
     rf"<({_REMOVED_TAGS})\b(?:[^<>/]|/(?!>))*(?:/>|>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE
 )
-_TEMPLATE = re.compile(r"\{\{\{?[^{}]*\}?\}\}")
+_TEMPLATE = re.compile(r"\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}")
 _TABLE = re.compile(
     r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|).)*?^[ \t]*\|\}(?!\})", re.DOTALL | re.MULTILINE
 )
@@ -96,7 +96,7 @@ def _append_link(node: Any, parts: list[str], left_out: Collection[str]) -> None
     if prefix.lower() in left_out or _LANGUAGE.fullmatch(prefix) or _MEDIA.search(title):
         return
     if node.text is None:
-        parts.append(title.lstrip(":"))
+        parts.append(html.unescape(title.lstrip(":")))
     elif "|" not in str(node.text):  # otherwise a file in a namespace with another local name
         _append_text(node.text.nodes, parts, left_out)
 
