@@ -241,6 +241,16 @@ def test_assign_shards_puts_two_documents_into_the_eval_split() -> None:
         assert [len(rows) for rows in assignment["eval"]] == [2]
 
 
+def test_assign_shards_splits_two_repeated_texts() -> None:
+    index = index_of([9] * 7, [1, 2, 1, 2, 1, 2, 2])
+    assignment = assign_shards(index, CorpusOptions(0.01))
+    texts = [
+        {int(index["hash"][row, 0]) for rows in assignment[s] for row in rows} for s in assignment
+    ]
+    assert sorted(map(len, texts)) == [1, 1]
+    assert sum(len(rows) for split in assignment.values() for rows in split) == 7
+
+
 def test_assign_shards_limits_the_eval_shards() -> None:
     index = index_of([600] * 8000)
     assignment = assign_shards(index, CorpusOptions(0.02))

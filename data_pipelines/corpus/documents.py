@@ -174,8 +174,9 @@ def assign_shards(index: np.ndarray, options: CorpusOptions) -> ShardAssignment:
     """Assign documents to splits and shards.
 
     A document belongs to the eval split if its hash, as a number in [0, 1), is below
-    `eval_fraction`. If fewer than two do, the two texts with the smallest hashes do. Equal texts
-    are therefore always in one split. Shards of a split have about equal numbers of tokens, so that
+    `eval_fraction`. If fewer than two do, the two texts with the smallest hashes do, or the first
+    alone if it is repeated and training needs the second. Equal texts are therefore always in one
+    split. Shards of a split have about equal numbers of tokens, so that
     training passes over them equally often.
 
     Args:
@@ -206,7 +207,11 @@ def assign_shards(index: np.ndarray, options: CorpusOptions) -> ShardAssignment:
     position = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53
     is_eval = position < eval_fraction
     if eval_fraction and np.count_nonzero(is_eval) < 2:
-        is_eval = position <= np.unique(position)[:2][-1]
+        candidates = [position <= limit for limit in np.unique(position)[1::-1]]
+        sizes = [(np.count_nonzero(mask), np.count_nonzero(~mask)) for mask in candidates]
+        is_eval = next(
+            (m for m, s in zip(candidates, sizes, strict=True) if min(s) > 1), candidates[0]
+        )
     train_rows, eval_rows = rows[~is_eval], rows[is_eval]
     for split, split_rows in (("train", train_rows), ("eval", eval_rows)):
         if len(split_rows) < 2 and (split == "train" or eval_fraction):
