@@ -13,10 +13,10 @@ from bertjax.tasks.question_answering.cmrc import (
     f1,
     normalize,
     score,
-    score_files,
     split_segments,
     split_words,
 )
+from bertjax.tasks.question_answering.metrics import read_predictions
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.question_answering.squad import (
     Answer,
@@ -111,7 +111,7 @@ def test_score_rejects_question_without_gold() -> None:
         score(QuestionAnsweringDataset([question("0")], 1), {"0": "京"})
 
 
-def test_score_files_scores_and_rejects_other_layout(tmp_path, capsys) -> None:
+def test_score_command_scores_and_rejects_other_layout(tmp_path, capsys) -> None:
     qa = {"id": "0", "question": "?", "answers": [{"text": "京", "answer_start": 1}]}
     data, predictions = tmp_path / "dev.json", tmp_path / "predictions.json"
     data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "北京", "qas": [qa]}]}]}))
@@ -120,4 +120,4 @@ def test_score_files_scores_and_rejects_other_layout(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["average"] == 100
     predictions.write_text("[]")
     with pytest.raises(InputError, match=r"no JSON object\. Write one object"):
-        score_files(data, predictions)
+        read_predictions(predictions)

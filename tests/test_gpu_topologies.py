@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from config_loading import PRETRAIN
-from conftest import run_python
+from conftest import in_test_all, run_python
 
 from bertjax.mesh.memory import GIB
 from bertjax.preflight import topology
@@ -52,7 +52,9 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
 
 @pytest.mark.slow
 @needs_gpu_compiler
-@pytest.mark.parametrize(("kind", "arch"), [("h200", "sm_90a"), ("a100-80gb", "sm_80")])
+@pytest.mark.parametrize(
+    ("kind", "arch"), [("h200", "sm_90a"), *in_test_all(("a100-80gb", "sm_80"))]
+)
 def test_attention_kernels_use_tensor_cores_and_spill_no_registers(kind, arch, tmp_path) -> None:
     import nvidia.cuda_nvcc
 

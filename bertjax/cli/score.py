@@ -47,12 +47,11 @@ def run(args: argparse.Namespace) -> None:
         from bertjax.tasks.question_answering import metrics as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
-    elif args.benchmark == "cmrc":
-        from bertjax.tasks.question_answering import cmrc
-
-        scores = cmrc.score_files(args.data, args.predictions)
     else:
-        from bertjax.tasks.question_answering import korquad
+        from bertjax.tasks.question_answering import cmrc, korquad
+        from bertjax.tasks.question_answering.metrics import read_predictions
+        from data_pipelines.finetuning.question_answering.squad import read_squad
 
-        scores = korquad.score_files(args.data, args.predictions)
+        benchmark = {"cmrc": cmrc, "korquad": korquad}[args.benchmark]
+        scores = benchmark.score(read_squad(args.data), read_predictions(args.predictions))
     print(as_json(scores, indent=1))

@@ -8,10 +8,8 @@ import collections
 import string
 from collections.abc import Mapping
 
-from etils import epath
-
-from bertjax.tasks.question_answering.metrics import mean_scores, read_predictions
-from data_pipelines.finetuning.question_answering.squad import QuestionAnsweringDataset, read_squad
+from bertjax.tasks.question_answering.metrics import mean_scores
+from data_pipelines.finetuning.question_answering.squad import QuestionAnsweringDataset
 
 # The script replaces quotes and brackets by spaces, then removes the other ASCII punctuation.
 _PUNCTUATION = str.maketrans(
@@ -37,19 +35,6 @@ def f1(prediction: str, gold: str) -> float:
         return 0.0
     precision, recall = 1.0 * common / len(predicted), 1.0 * common / len(expected)
     return (2 * precision * recall) / (precision + recall)
-
-
-def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, float]:
-    """Return `score` of two files.
-
-    Args:
-      data: questions in a layout of SQuAD, with their gold answers.
-      predictions: JSON object of question id to text.
-
-    Raises:
-      InputError: a file does not exist or has another layout.
-    """
-    return score(read_squad(data), read_predictions(predictions))
 
 
 def score(data: QuestionAnsweringDataset, predictions: Mapping[str, str]) -> dict[str, float]:

@@ -57,7 +57,7 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
 def _hash_word_test(
     numbered: Sequence[tuple[int, str]], has_tabs: bool, num_columns: int
 ) -> Callable[[Sequence[str]], bool]:
-    """Return a function that tells words from comments, given the columns of a line with #."""
+    """Return a function that tests whether a line with # is a word, given its columns."""
     seen: list[set[str]] = [set() for _ in range(num_columns)]
     if any(line.startswith("#") for _, line in numbered):
         for _, line in numbered:
