@@ -61,6 +61,14 @@ def test_read_removes_a_prefix(prefix: str, keeps_bert: bool, tmp_path, caplog) 
     assert (f"names of arrays begin with {prefix!r}" in caplog.text) is not is_plain
 
 
+def test_read_removes_wrappers_of_layers(tmp_path) -> None:
+    path = write_hf(draw_classifier(2), tmp_path / "hf")
+    wrapper = "_fsdp_wrapped_module."
+    arrays = {n.replace("attention.", f"{wrapper}attention."): a for n, a in load(path).items()}
+    save(path, {f"{wrapper}{name}": array for name, array in arrays.items()})
+    assert_same(read(path), draw_classifier(2))
+
+
 def test_read_rejects_two_encoders_and_names_that_meet(tmp_path) -> None:
     path = write_hf(draw("pooler"), tmp_path / "hf")
     arrays = load(path)
@@ -126,6 +134,8 @@ def test_read_warns_of_label2id_that_contradicts(tmp_path, caplog) -> None:
     names = {"0": "a", "1": "b"}
     read(write_hf(model, tmp_path / "hf", id2label=names, label2id={"a": 0, "b": 1}))
     assert "label2id" not in caplog.text
+    read(write_hf(model, tmp_path / "alone", id2label=None, label2id={"a": 0, "b": 1}))
+    assert "label2id has 'a'=0, id2label 'LABEL_0'" in caplog.text
     path = write_hf(model, tmp_path / "hf", id2label=names, label2id={"a": 1, "b": 0})
     assert read(path).labels == ("a", "b")
     assert "label2id has 'a'=1, id2label 'b'. id2label is used" in caplog.text
@@ -190,6 +200,8 @@ def test_read_ignores_how_the_directory_was_written(tmp_path) -> None:
         ("saved_model.pb", "a SavedModel of TF2. Give the checkpoint"),
         ("model.fp16.safetensors", "no model.safetensors, but model.fp16.safetensors. If it holds"),
         ("model.onnx", "an ONNX model. Give the model from which"),
+        ("onnx/model.onnx", "an ONNX model. Give the model from which"),
+        ("best.pt", "no pytorch_model.bin, but best.pt. If it holds the weights, rename it"),
         ("snapshots/abc/model.safetensors", "holds some. Give one, such as .*snapshots/abc"),
         ("checkpoint-90/model.safetensors", "holds some. Give one, such as .*checkpoint-90"),
     ],

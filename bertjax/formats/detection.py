@@ -26,7 +26,13 @@ _OTHER_FORMATS = {
         "a SavedModel of TF2",
         "Give the checkpoint from which it was exported.",
     ),
-    "model.onnx": ("an ONNX model", "Give the model from which it was exported."),
+    **dict.fromkeys(
+        ("model.onnx", "onnx/model.onnx"),
+        ("an ONNX model", "Give the model from which it was exported."),
+    ),
+    "openvino_model.xml": ("a model of OpenVINO", "Give the model from which it was exported."),
+    "rust_model.ot": ("weights of rust-bert", "Give the model from which it was exported."),
+    "model.weights.h5": ("weights of Keras", "Give the model that it was converted from."),
 }
 
 
@@ -59,10 +65,12 @@ def find_format(path: epath.PathLike) -> str:
             raise InputError(f"{path}: has {name}, {description}. {fix}")
     if inner := _find_inner_model(path):
         raise InputError(f"{path}: not a model, but holds some. Give one, such as {inner}.")
-    if path.is_dir() and (other := next(path.glob("*.safetensors"), None)):
-        raise InputError(
-            f"{path}: no {WEIGHTS}, but {other.name}. If it holds the weights, rename it."
-        )
+    for suffix in ("safetensors", "pt", "pth", "ckpt") if path.is_dir() else ():
+        if other := next(path.glob(f"*.{suffix}"), None):
+            name = WEIGHTS if suffix == "safetensors" else TORCH_WEIGHTS
+            raise InputError(
+                f"{path}: no {name}, but {other.name}. If it holds the weights, rename it."
+            )
     raise InputError(
         f"{path}: not a model. Give a directory with config.json and {WEIGHTS}, with "
         f"{BERT_CONFIG_FILE} and {CHECKPOINT_PREFIX}.index, or one of `bertjax train`."

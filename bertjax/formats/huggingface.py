@@ -169,7 +169,7 @@ def read_labels(
             "their scores have one name. Give each another name in config.json."
         )
     declared = config_dict.get("label2id")
-    if isinstance(declared, Mapping) and "id2label" in config_dict:
+    if isinstance(declared, Mapping):
         for label, i in declared.items():
             if label_of_id.get(i) != label:
                 warn_once(

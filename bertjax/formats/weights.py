@@ -26,7 +26,8 @@ _DTYPES: dict[str, Any] = {
 }
 _WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 # Entries of training checkpoints that hold the weights.
-_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+_STATE_KEYS = ("state_dict", "model_state_dict", "model", "module", "net")
+_WRAPPERS = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")
 _log = logging.getLogger("bertjax")
 
 
@@ -46,7 +47,7 @@ def read_weights(path: epath.Path) -> dict[str, np.ndarray]:
         _log.info("%s: names of arrays begin with %r, which is removed.", path, prefix)
     renamed: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
-        new_name = _canonical_name(name.removeprefix(prefix))
+        new_name = _canonical_name(_WRAPPERS.sub("", name.removeprefix(prefix)))
         if new_name in renamed:
             raise InputError(
                 f"{path}: holds {new_name} twice, also as {name}. Give the directory as "
@@ -136,7 +137,8 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{path}: cannot be read ({reason}). Download it again.") from error
+        fix = "Save its state_dict() alone, if it holds more, or download it again"
+        raise InputError(f"{path}: cannot be read ({reason}). {fix}.") from error
     if not isinstance(tensors, Mapping):
         raise InputError(f"{path}: holds no arrays by name. Give what save_pretrained writes.")
     for key in _STATE_KEYS:
