@@ -18,6 +18,7 @@ CONLL = "-DOCSTART- -X- -X- O\n\nOne CD B-NP O\nline NN I-NP O\n\nOslo NNP B-NP 
 
 CONLL12 = "bc/x 0 1 line NN * - - - -\n" * 2 + "\n"
 ASS = "[Script Info]\nTitle: x\n\n[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,D,,0,0,0,,One, two.\n"
+VERTICAL = '<doc id="1">\n<s>\nOne\tCD\tone\nline\tNN\tline\n</s>\n</doc>\n'
 BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
 
 
@@ -26,6 +27,15 @@ BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
     [
         (SRT, "subtitles with times", "One line.\nTwo.\n"),
         ("WEBVTT - x\n\n" + SRT.replace(",", "."), "subtitles with times", "One line.\nTwo.\n"),
+        ("[00:00:01.000 --> 00:00:02.000]  One.\n" * 9, "subtitles or lyrics", "One.\n" * 9),
+        ("{0}{25}One.\n" * 9, "subtitles or lyrics with times", "One.\n" * 9),
+        ("[00:01.50]One.\n" * 9, "subtitles or lyrics with times", "One.\n" * 9),
+        (
+            "7|t|One.\n7|a|Two.\n7\t0\t3\tA\tGene\t1\n\n",
+            "annotations of PubTator",
+            "One.\nTwo.\n\n",
+        ),
+        (VERTICAL, "a token and its tags a line", "One line \n"),
         (CONLLU * 2, "CoNLL-U", "One line.\nOne line.\n"),
         (CONLL * 2, "a token and its tags a line", "-DOCSTART- \nOne line \nOslo \n" * 2),
         (CONLL12 * 3, "a token and its tags a line", "bc/x bc/x \n" * 3),
@@ -43,7 +53,8 @@ def test_annotated_text_is_rejected_with_a_command(tmp_path, content, problem, t
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     written = tmp_path / "a.text.txt"
     assert written.read_text() == text
-    assert len(read(str(written), documents="lines")) == text.count("\n")
+    documents = read(str(written), documents="lines")
+    assert len(documents) == len(list(filter(None, text.split("\n"))))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,11 @@ def test_annotated_text_is_rejected_with_a_command(tmp_path, content, problem, t
         "From: a@b.c\nSubject: One\nLines: 1\n\nOne.\n",
         "WARC/1.0\nWARC-Type: conversion\n\nOne.\n",
         "-- MySQL dump 10.19\n",
+        "/*M!999999\\- enable the sandbox mode */ \n-- MariaDB dump 10.19\n",
+        "<!-- saved from a page -->\n<html><body>\nOne.\n",
+        "%!PS-Adobe-3.0\n(One.) show\n",
+        "\nPMID- 1\nTI  - One.\n",
+        "T1\tPER 0 4\tOlaf\nR1\tLoc Arg1:T1 Arg2:T2\n#1\tNote T1\tOne.\n",
         "600:10:Tea\n600:12:Oslo: a city\n" * 3,
         "% a paper\n\\documentclass{article}\n\nOne.\n",
         "( (S (NP (DT The) (NN tea))))\n",
@@ -146,6 +162,8 @@ def test_other_text_is_not_reported_as_wrapped(tmp_path, text: str, caplog) -> N
         ("A well @-@ known dog .", "100% of the first lines have escapes such as '@-@'"),
         ("A film.<br /><br />I saw it.", "100% of the first lines have tags such as '<br />'"),
         ("<SPEAKER ID=1 NAME=A>", "100% of the first lines have tags such as '<SPEAKER"),
+        ("<s> one line </s>", "100% of the first lines have tags such as '<s>'"),
+        ("[12:30] Anna: Tea?", "most lines begin with a number or id, such as '[12:30]'"),
         ("word", "most lines are one word, such as 'word'"),
         ("*** START OF THE PROJECT GUTENBERG EBOOK X ***", "license of Project Gutenberg is part"),
     ],

@@ -69,6 +69,17 @@ def test_directories_stand_for_their_files(tmp_path: pathlib.Path) -> None:
     assert read(str(tmp_path / "corpus")) == [["a.txt.gz"], ["b.txt"], ["part/a.txt"]]
 
 
+def test_descriptions_of_data_are_left_out_of_directories(tmp_path: pathlib.Path, caplog) -> None:
+    (tmp_path / "data").mkdir()
+    save(tmp_path / "README.md", "# A data set")
+    save(tmp_path / "data" / "state.json", '{"fingerprint": 1}')
+    save(tmp_path / "data" / "a.txt", "a")
+    assert len(resolve_inputs([str(tmp_path)])) == 3
+    save(tmp_path / "data" / "a.jsonl", '{"text": "b"}')
+    assert read(str(tmp_path)) == [["b"], ["a"]]
+    assert "left out, as descriptions of the data: README.md, state.json." in caplog.text
+
+
 def test_directories_without_files_are_rejected(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: directory without files. Name"):
         read(str(tmp_path))
@@ -113,6 +124,24 @@ def test_json_lines_are_documents(tmp_path: pathlib.Path, kind: str, suffix: str
     records = [{"id": i, "text": text_of([document])} for i, document in enumerate(DOCUMENTS)]
     content = "\n".join(map(json.dumps, records)) + "\n\n"
     assert read(save(tmp_path / f"a{kind}{suffix}", content)) == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"data": [{"text": "A."}, {"text": "B."}]}',
+        '{"text": {"0": "A.", "1": "B."}}\n\n',
+        '{"index": {"_id": "1"}}\n{"text": "A."}\n{"index":{"_id":"2"}}\n{"text": "B."}\n',
+    ],
+)
+def test_objects_with_rows_and_bulk_files_are_documents(tmp_path, content: str) -> None:
+    assert read(save(tmp_path / "a.json", content)) == [["A."], ["B."]]
+
+
+def test_rows_of_wikitext_are_articles(tmp_path: pathlib.Path) -> None:
+    rows = ["", " = A = \n", "", " One .\n", " Two .\n", " = = B = = \n", " Three .\n"]
+    lines = "".join(f"{json.dumps({'text': row})}\n" for row in rows * 2)
+    assert read(save(tmp_path / "a.jsonl", lines)) == [["One .", "Two .", "Three ."]] * 2
 
 
 def test_text_that_begins_with_a_brace_is_not_json(tmp_path: pathlib.Path) -> None:

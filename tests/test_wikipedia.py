@@ -80,6 +80,25 @@ def test_pages_that_cannot_be_parsed_are_reported(tmp_path, monkeypatch, caplog)
     )
 
 
+@pytest.mark.parametrize(
+    ("template", "is_left_out"),
+    [
+        ("Airport disambiguation", True),
+        ("disambiguation cleanup|date=x", True),
+        ("disambiguation needed|date=x", False),
+        ("for|a|B (disambiguation)", False),
+    ],
+)
+def test_disambiguation_pages_are_left_out(tmp_path, template: str, is_left_out: bool) -> None:
+    text = to_bytes(PAGES[:1]).decode().replace("</text>", f"{{{{{template}}}}}</text>")
+    assert read(save(tmp_path / "a.xml", text)) == ([] if is_left_out else ARTICLES[:1])
+
+
+def test_pages_of_other_models_are_left_out(tmp_path: pathlib.Path) -> None:
+    text = to_bytes(PAGES).decode().replace("<model>wikitext", "<model>wikibase-item")
+    assert read(save(tmp_path / "a.xml", text)) == []
+
+
 def test_dumps_of_old_versions_and_of_histories_are_read(tmp_path: pathlib.Path) -> None:
     text = to_bytes(PAGES).decode()
     old = text.replace("<ns>0</ns>", "").replace("<ns>1</ns>", "").replace("<redirect ", "<x ")

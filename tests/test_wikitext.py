@@ -78,6 +78,7 @@ def test_extractor_keeps_the_content_that_is_chosen(content: str, lines: list[st
         ("<source>x = [[1]]</source>A <code>f()</code> b.", "A b."),
         ("* an item<br />goes on\n:: <span>another</span>\nA.", "A."),
         ("<div>\nA.\n</div>", "A."),
+        ("The &lt;br&gt; tag <x>is</x> 5 < 6 > 2.", "The <br> tag is 5 < 6 > 2."),
         ("----\n* \n{{x}}\n...", None),
     ],
 )

@@ -12,7 +12,7 @@ from etils import epath
 
 from data_pipelines.parsing import parse_json
 from data_pipelines.text import plain_text
-from data_pipelines.text.markup import reject_markup
+from data_pipelines.text.markup import reject_markup, reject_vertical
 from data_pipelines.text.tables import Header, find_header
 
 _log = logging.getLogger(__name__)
@@ -26,10 +26,11 @@ _LIST_START = re.compile(r'\s*\[\s*([{\]"]|$)')
 _GUTENBERG = re.compile(r"\s*\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG", re.IGNORECASE)
 _ESCAPE = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+|#x[\da-f]+);|(?<=\w) @[-,.]@ (?=\w)")
 _HTML_TAG = re.compile(
-    r"</?(?:p|br|div|span|b|i|em|strong|ul|ol|li|h[1-6])(?:\s[^<>]*)?/?>|<a href"
+    r"</?(?:p|s|br|div|span|b|i|em|strong|ul|ol|li|h[1-6])(?:\s[^<>]*)?/?>|<a href"
     r"|^</?[a-z]\S*(?: \S+=[^<>]*)?>\s*$",  # any tag that is a line, as in Europarl
     re.IGNORECASE,
 )
+_NUMBERED = re.compile(r"[!-~]{,30}\d[!-~]{,30}$")  # 1089-134686-0000, [12:30]
 _SENTENCE_END = re.compile(r"""[.!?…:;。！？。॥।؟][\])}"'”’»*_]*$""")
 _MIN_PAIRS = 20  # of lines, to recognize wrapped text
 
@@ -91,15 +92,16 @@ def detect_layout(path: epath.Path, sample: Sequence[str], is_whole: bool, field
     if suffixes & _JSON_SUFFIXES or _is_object(first) or _OBJECT_START.match("\n".join(filled[:2])):
         return Layout("json_lines")
     if plain_text.EXTRACTOR_START.match(first):
+        reject_vertical(path, filled)
         return Layout("extractor")
     reject_markup(path, filled)
+    if any(plain_text.SEPARATOR in line for line in sample):
+        return Layout("separated")
     header = find_header(sample, is_whole, field, next(iter(suffixes & {".csv", ".tsv"}), ""))
     if header:
         return Layout("table", header)
     if filled and plain_text.is_wikitext(filled):
         return Layout("wikitext")
-    if any(plain_text.SEPARATOR in line for line in sample):
-        return Layout("separated")
     return Layout("plain")
 
 
@@ -175,6 +177,13 @@ def warn_of_defects(source: str, sample: Sequence[str], notices: Notices, is_wra
             "%.0f%% of the first lines have tags such as %r, which are read as text. Remove them.",
             100 * len(tags) / len(lines),
             tags[0][0],
+        )
+    ids = [line.split(maxsplit=1)[0] for line in lines]
+    if len(lines) >= _MIN_PAIRS and sum(map(bool, map(_NUMBERED.match, ids))) > 0.9 * len(lines):
+        warn(
+            "ids",
+            "most lines begin with a number or id, such as %r, which is read as text.",
+            ids[0],
         )
     words = sum(line.isascii() and len(line.split()) == 1 for line in lines)
     if len(lines) >= 100 and words > 0.9 * len(lines):

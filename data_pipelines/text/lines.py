@@ -109,6 +109,8 @@ def _reject_binary(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]
         start += block
         if len(start) >= _SIGNATURE_BYTES:
             break
+    if path.suffix in (".tgz", ".epub", ".odt"):
+        raise InputError(f"{path}: not text. {_ARCHIVE if path.suffix == '.tgz' else _OFFICE}.")
     for offset, signature, fix in _BINARY_SIGNATURES:
         if start[offset : offset + len(signature)] == signature:
             raise InputError(f"{path}: not text. {fix}.")

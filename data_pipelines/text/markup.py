@@ -7,17 +7,26 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 
-_MARKUP_START = re.compile(r"\s*<(\?xml|!doctype|html|head|body)\b", re.IGNORECASE)
+_MARKUP_START = re.compile(
+    r"\s*(?:<!--.*?-->\s*)*<(\?xml|!doctype|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
 _TAG_LINE = re.compile(r"""\s*<([A-Za-z][\w:.-]*)(\s+[\w:.-]+\s*=\s*("[^"]*"|'[^']*'))*\s*>\s*""")
 _TIMES = re.compile(r"\s*(\d+:)?\d\d:\d\d[,.]\d{3} --> ")
+_SHORT_TIMES = re.compile(  # of Whisper, MicroDVD, lyrics (LRC), YouTube (SBV); also read by sed
+    r"\[[0-9:.]+ --> [0-9:.]+\] *|\{[0-9]+\}\{[0-9]+\}|\[[0-9]+:[0-9]+[.:][0-9]+\]"
+    r"|[0-9]+:[0-9:]+\.[0-9]{3},[0-9:.]+ *$"
+)
 _CONLLU = re.compile(r"\d+([-.]\d+)?\t([^\t]+\t){8}[^\t]+")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _TAGGED_LINE = re.compile(r"\s*(?:[^\s/_]+[/_][A-Za-z.,:;()`'$*+-]{1,9}\s+){3}")  # the/DT old/JJ
 _TREE = re.compile(r"\s*\((\s|TOP|ROOT|S1)?\s*\([A-Z]+\b")  # of the Penn Treebank
 _WARC_FIELD = re.compile(r"WARC-Type: ")
 _DUMP_INDEX = re.compile(r"\d+:\d+:.")
+_SQL = re.compile(r"(/\*.*\*/\s*)?-- (MySQL|MariaDB|PostgreSQL database) dump|SQLite format 3")
 _LATEX = re.compile(r"\s*\\documentclass\b")
 _FASTTEXT = re.compile(r"\s*__label__\S")
+_PUBTATOR = re.compile(r"\d+\|[ta]\|")
+_BRAT = re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t|[#AREMN*]\d*\t\S+ ")
 _MAIL = re.compile(r"From \S+|(From|Return-Path|Received|Message-ID|Path|Xref): ")
 _SEPARATOR = re.compile(r"(?<=\s)(?!@.@\s|[-.]+\s)[^\w\s]{3,}(?=\s)")
 _MIN_LINES = 5  # with equal marks, which are then no accident
@@ -33,17 +42,29 @@ def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
     first = lines[0].lstrip("\ufeff") if lines else ""
     tokens = [line for line in lines if not line.startswith("#")]  # lines of annotated text
     is_tag = _TAG_LINE.fullmatch(first) and any("</" in line for line in lines)
-    if _MARKUP_START.match(first) or is_tag:
+    if _MARKUP_START.match("\n".join([first, *lines[1:5]])) or is_tag:
         problem = f"HTML or XML ({first.strip()[:40]})"
         fix = "Extract its text, for example with trafilatura or html2text"
     elif first.startswith("WARC/") and _count(_WARC_FIELD, lines):
         problem, fix = "a WARC archive", "Extract its text, for example with warcio"
     elif len(lines) >= _MIN_LINES and all(map(_DUMP_INDEX.match, lines)):
         problem, fix = "the index of a Wikipedia dump", "Leave it out and name the dump"
-    elif first.startswith(("-- MySQL dump", "-- PostgreSQL database dump", "SQLite format 3")):
+    elif _SQL.match("\n".join([first, *lines[1:5]])):
         problem, fix = "a database", "Export its text as CSV"
     elif any(_LATEX.match(line) for line in lines if "\\" in line):
         problem, fix = "LaTeX", "Extract its text, for example with pandoc -t plain"
+    elif first.startswith("%!PS"):
+        problem, fix = "PostScript", "Extract its text, for example with ps2ascii"
+    elif first.startswith("PMID- "):
+        problem, fix = (
+            "records of MEDLINE",
+            "Extract their abstracts, with Bio.Medline of Biopython",
+        )
+    elif _PUBTATOR.match(first):
+        problem = "annotations of PubTator"
+        fix = _command(path, "sed -nE 's/^([0-9]+\\|[ta]\\||$)//p'")
+    elif _count(_BRAT, lines) == len(lines) > 0:
+        problem, fix = "annotations of brat", "Leave it out and name the .txt files"
     elif _TREE.match(first):
         problem, fix = "syntax trees", "Extract their words, for example with NLTK"
     elif first.startswith("[Script Info]"):
@@ -54,6 +75,9 @@ def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
     elif _count(_TIMES, lines) > (not first.startswith("WEBVTT")):
         problem = "subtitles with times"
         fix = _command(path, "grep -vE '^(WEBVTT.*|[0-9]+|.*-->.*)?\\s*$'")
+    elif _count(_SHORT_TIMES, lines) > max(1, 0.4 * len(lines)):
+        problem = "subtitles or lyrics with times"
+        fix = _command(path, f"sed -E 's/^({_SHORT_TIMES.pattern})//'")
     elif tokens and all(map(_CONLLU.fullmatch, tokens)):
         problem = "CoNLL-U"
         fix = _command(path, "sed -n 's/^# text = //p'", "--documents lines")
@@ -75,6 +99,15 @@ def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
     else:
         return
     raise InputError(f"{path}: {problem}. {fix}.")
+
+
+def reject_vertical(path: epath.Path, lines: Sequence[str]) -> None:
+    """Raise InputError for Sketch Engine's files: a token and its tags a line, between tags."""
+    words = [line for line in lines if not line.startswith("<")]
+    if words and all("\t" in line for line in words):
+        command = "awk -F'\\t' '/^<\\/s/ {print \"\"} !/^</ {printf \"%s \", $1}'"
+        fix = _command(path, command, "--documents lines")
+        raise InputError(f"{path}: a token and its tags a line, between tags. {fix}.")
 
 
 def _command(path: epath.Path, command: str, option: str = "") -> str:

@@ -9,8 +9,8 @@ from data_pipelines.errors import InputError
 
 _log = logging.getLogger(__name__)
 
-SEPARATOR = "<|endoftext|>"  # of GPT's corpora
-EXTRACTOR_START = re.compile(r"\s*<doc\s+id=")
+_START, SEPARATOR = "<|startoftext|>", "<|endoftext|>"  # of GPT's corpora
+EXTRACTOR_START = re.compile(r"\s*<doc\s(?:[^>]*\s)?id=")
 _EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.*?)"|'(.*?)')\s*/?>""")
 _TAGS = re.compile(r"</?(?:a|b|i|u|h[1-6]|li|ul|ol|dl|dd|dt|p|br|div|span|ref)\b[^<>]*>")
 _HEADING = re.compile(r"(= )+[^=].*?( =)+")  # of WikiText-2 and WikiText-103, stripped
@@ -103,7 +103,7 @@ def separated_documents(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield the documents between marks `<|endoftext|>`; blank lines do not end a document."""
     document: list[str] = []
     for line in lines:
-        part, *others = line.split(SEPARATOR)
+        part, *others = line.replace(_START, "").split(SEPARATOR)
         document.append(part.strip())
         for other in others:
             if any(document):

@@ -14,6 +14,8 @@ _log = logging.getLogger(__name__)
 
 _MIN_JSON_CHARS = 1 << 16  # parsed at a time
 _WIKI40B = re.compile(r"\s*_START_ARTICLE_\n")
+# Of the dumps of CirrusSearch (Elasticsearch), before each page.
+_BULK_ACTION = re.compile(r'\{"index":\s*\{[^{}]*\}\}\s*$')
 _SEPARATORS = re.compile(r"[\s,]*")
 
 
@@ -65,7 +67,7 @@ class BadRecordCounter:
 
 def record_documents(
     prefix: str,
-    numbered: Iterable[tuple[int, Any]],
+    numbered: Iterable[tuple[object, Any]],
     field: str,
     is_wrapped: bool,
     bad: BadRecordCounter,
@@ -74,15 +76,15 @@ def record_documents(
 
     Args:
       prefix: start of the location of a record; its number follows.
-      numbered: numbers and records: objects, lines of JSON, or the errors of unreadable records.
-        Blank lines are skipped.
+      numbered: numbers or locations, and records: objects, lines of JSON, or the errors of
+        unreadable records. Blank lines and actions of bulk files are skipped.
       field: name of the field; OUTER.INNER for a field of an object.
       is_wrapped: whether the lines of a paragraph are joined.
       bad: counts records, and bad ones, whose document is empty.
     """
     for number, record in numbered:
         is_line = isinstance(record, str)
-        if is_line and not record.strip():
+        if is_line and (not record.strip() or _BULK_ACTION.match(record)):
             continue
         bad.count()
         location = f"{prefix}{number}"

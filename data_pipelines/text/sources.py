@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
+from data_pipelines.parsing import read_json_records
 from data_pipelines.paths import is_remote
 from data_pipelines.text import arrow_tables, builtin, plain_text, tables, wikipedia, wikitext
 from data_pipelines.text.layouts import (
@@ -39,7 +41,13 @@ from data_pipelines.text.records import BadRecordCounter, read_json_list, record
 from data_pipelines.text.tfds import TFDS, check_tfds_installed, read_tfds_records
 
 BUILTIN = "builtin"
+_WIKITEXT_ROWS = 100  # in which the first article of WikiText has a section
 DOCUMENTS = ("blocks", "lines", "wrapped")
+_DATA_SUFFIXES = {*arrow_tables.SUFFIXES, ".json", ".jsonl", ".ndjson", ".csv", ".tsv"}
+_DESCRIPTIONS = {
+    *("README.md", "LICENSE", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
+    *("state.json", "md5sums.txt"),
+}
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -125,7 +133,7 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
 def _match_files(pattern: str) -> list[epath.Path]:
     path = epath.Path(pattern)
     if path.is_dir():
-        files = sorted(_files_within(path))
+        files = _leave_out_descriptions(path, sorted(_files_within(path)))
         if not files:
             raise InputError(f"{pattern}: directory without files. Name one with files.")
         return files
@@ -142,6 +150,18 @@ def _match_files(pattern: str) -> list[epath.Path]:
     if not files:
         raise InputError(f"{pattern}: no file matches. Fix the pattern.")
     return files
+
+
+def _leave_out_descriptions(directory: epath.Path, files: list[epath.Path]) -> list[epath.Path]:
+    """Return the files without those that describe a data set of the Hub or of `save_to_disk`."""
+    described = [file for file in files if file.name not in _DESCRIPTIONS]
+    names = ", ".join(sorted({file.name for file in files} & _DESCRIPTIONS))
+    if not names or not any(_DATA_SUFFIXES.intersection(file.suffixes) for file in described):
+        return files
+    warn_once(
+        (str(directory), names), f"{directory}: left out, as descriptions of the data: {names}."
+    )
+    return described
 
 
 def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
@@ -218,6 +238,8 @@ class _SourceReader:
         if layout == "json_list":
             return self._records(f"{source} element ", read_json_list(source, lines))
         if layout == "json_lines":
+            if sum(map(bool, map(str.strip, sample))) == 1:  # perhaps one object with all rows
+                return self._records("", read_json_records(source, lines))
             return self._records(f"{source}:", enumerate(lines, 1))
         if header:
             rows = tables.read_rows(source, lines, header, field)
@@ -241,9 +263,22 @@ class _SourceReader:
             return plain_text.wrapped_documents(counted)
         return plain_text.line_documents(counted)
 
-    def _records(self, prefix: str, numbered: Iterable[tuple[int, object]]) -> Iterator[list[str]]:
+    def _records(
+        self, prefix: str, numbered: Iterable[tuple[object, object]]
+    ) -> Iterator[list[str]]:
         is_wrapped = self._options.documents == "wrapped"
         documents = record_documents(prefix, numbered, self._options.field, is_wrapped, self._bad)
+        first: list[list[str]] = []
+        for document in documents:
+            first.append(document)
+            if len(document) > 1 or len(first) == _WIKITEXT_ROWS:
+                break
+        documents = itertools.chain(first, documents)
+        lines = [line for document in first for line in document]
+        if lines and max(map(len, first)) == 1 and plain_text.is_wikitext(lines):
+            documents = plain_text.wikitext_documents(line for lines in documents for line in lines)
+            what = 'articles below rows "= Title =", without headings'
+            return self._announce("wikitext", what, documents)
         return check_documents(self._source, documents, self._notices, is_wrapped)
 
     def _articles(

@@ -10,7 +10,12 @@ from data_pipelines.errors import InputError
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
-_DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "vertical bars"}
+_AS_TEXT = {  # by delimiter, the way to have lines read as text
+    "\t": "replace its tabs",
+    ",": "write a space behind its commas",
+    ";": "write a space behind its semicolons",
+    "|": "replace its vertical bars",
+}
 _EXCEL_DELIMITER = re.compile(r"\s*(sep=.\s*)?")  # or a blank line, before the header
 _NAME = re.compile(r"(?! )[^!?\t\"]{0,40}(?<!\.)")
 _SAMPLE_LINES = 100
@@ -59,7 +64,7 @@ def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) 
     has_suffix = suffix in (".csv", ".tsv")
     head = [line for line in lines if line.strip()][:3]
     headers: list[tuple[tuple[bool, float, int], Header]] = []
-    for delimiter in _DELIMITERS:
+    for delimiter in _AS_TEXT:
         if not has_suffix and not any(delimiter in line for line in head):
             continue
         rows = [[] if isinstance(row, str) else row for _, row in _rows(lines, delimiter)]
@@ -111,7 +116,7 @@ def read_rows(
         problem = "two columns" if field in columns else "a table without a column"
         raise InputError(
             f"{path}: {problem} {field!r}: {names}. Choose one with --field, or write a header if "
-            f"there is none. If it is text, replace its {_DELIMITERS[header.delimiter]}."
+            f"there is none. If it is text, {_AS_TEXT[header.delimiter]}."
         )
     index = columns.index(field)
     for number, row in itertools.islice(_rows(lines, header.delimiter), 1, None):

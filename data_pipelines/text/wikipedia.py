@@ -42,11 +42,13 @@ _PAGE_END = b"</page>"
 _GROUP_CHARS = 1 << 18  # of wikitext, parsed at a time by a worker
 _NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)<')
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
+_MODEL = re.compile(r"<model>(.*?)</model>")
 _ID = re.compile(r"<id>(\d+)</id>")
 _REDIRECT = re.compile(r"\s*#\s*\w+\s*:?\s*\[\[")
 _DISAMBIGUATION = re.compile(
     # en, de, fr, es, it, nl, pl, pt, ru, ja, zh, cs, sv, tr, vi, ar, fa, ko, he
-    r"__DISAMBIG__|\{\{\s*(?:disambig(?:uation)?|dab|hndis|geodis|begriffsklärung|homonymie"
+    r"__DISAMBIG__|\{\{\s*(?:(?:[^{}|\n]+[ _])?disambiguation(?:[ _]cleanup)?|disambig|dab|hndis"
+    r"|geodis|begriffsklärung|homonymie"
     r"|desambig(?:uación|uação)?|disambigua|doorverwijspagina|dp|ujednoznacznienie|неоднозначность"
     r"|aimai|曖昧さ回避|消歧[义義]|rozcestník|förgrening|gren|anlam ayrımı|trang định hướng|توضيح"
     r"|ابهام[ _‌]?زدایی|동음이의|פירושונים)\s*[|}\n]",
@@ -166,7 +168,11 @@ def _articles(
         content = page.find(">", begin)
         end = page.find("</text>", content)
         text = page[content + 1 : end] if begin >= 0 and end >= 0 else ""
-        if "<ns>0</ns>" not in head and ("<ns>" in head or title.partition(":")[0] in others):
+        model = _MODEL.search(page, revision, begin if begin >= 0 else len(page))
+        has_namespace = "<ns>0</ns>" not in head and (
+            "<ns>" in head or title.partition(":")[0] in others
+        )
+        if has_namespace or (model and model[1] != "wikitext"):  # such as an item of Wikidata
             kind = "other"
         elif "<redirect" in head or _REDIRECT.match(text):
             kind = "redirect"

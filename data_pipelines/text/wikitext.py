@@ -74,7 +74,7 @@ def _append_text(nodes: Iterable[Any], parts: list[str], left_out: Collection[st
     for node in nodes:
         kind = type(node).__name__
         if kind == "Text":
-            parts.append(node.value)
+            parts.append(_LEFTOVER_TAG.sub("", node.value))  # &lt;b&gt; is text, an entity
         elif kind == "Wikilink":
             _append_link(node, parts, left_out)
         elif kind == "ExternalLink":
@@ -123,7 +123,6 @@ def _lines(text: str, has_lists: bool) -> list[str]:
     As in MediaWiki, only a blank line, a heading or a list ends a paragraph.
     """
     text = _SWITCH.sub("", _QUOTES.sub("", _VARIANT.sub(r"\1", text)))
-    text = _LEFTOVER_TAG.sub("", text)
     lines: list[str] = []
     paragraph: list[str] = []
     for line in [*text.split("\n"), ""]:
