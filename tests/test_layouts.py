@@ -36,6 +36,7 @@ BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
             "One.\nTwo.\n\n",
         ),
         (VERTICAL, "a token and its tags a line", "One line \n"),
+        (SRT.replace(" --> ", "  -->  "), "subtitles with times", "One line.\nTwo.\n"),
         (CONLLU * 2, "CoNLL-U", "One line.\nOne line.\n"),
         (CONLL * 2, "a token and its tags a line", "-DOCSTART- \nOne line \nOslo \n" * 2),
         (CONLL12 * 3, "a token and its tags a line", "bc/x bc/x \n" * 3),
@@ -162,6 +163,8 @@ def test_other_text_is_not_reported_as_wrapped(tmp_path, text: str, caplog) -> N
         ("A well @-@ known dog .", "100% of the first lines have escapes such as '@-@'"),
         ("A film.<br /><br />I saw it.", "100% of the first lines have tags such as '<br />'"),
         ("<SPEAKER ID=1 NAME=A>", "100% of the first lines have tags such as '<SPEAKER"),
+        ("One [tea](https://a.b/c) a day.", "100% of the first lines have Markdown such as ']("),
+        ("One line.<|end_of_text|>", "100% of the first lines have tags such as '<|end_of_text|>"),
         ("<s> one line </s>", "100% of the first lines have tags such as '<s>'"),
         ("[12:30] Anna: Tea?", "most lines begin with a number or id, such as '[12:30]'"),
         ("word", "most lines are one word, such as 'word'"),
@@ -174,3 +177,9 @@ def test_defects_are_reported(tmp_path, name: str, lines: str, message: str, cap
     read(save(tmp_path / name, f"{line}\n" * 200))
     (warning,) = caplog.messages
     assert f"{name}: " in warning and message in warning
+
+
+def test_files_named_as_tables_that_are_none_are_reported(tmp_path, caplog) -> None:
+    save(tmp_path / "a.csv", "# a comment\nid,text\n1,One\n2,Two\n")
+    assert len(read(str(tmp_path / "a.csv"))) == 1
+    assert "a.csv: no table, read as plain text. The first line of a table is" in caplog.text

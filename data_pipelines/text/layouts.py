@@ -27,10 +27,11 @@ _GUTENBERG = re.compile(r"\s*\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG", re.IG
 _ESCAPE = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+|#x[\da-f]+);|(?<=\w) @[-,.]@ (?=\w)")
 _HTML_TAG = re.compile(
     r"</?(?:p|s|br|div|span|b|i|em|strong|ul|ol|li|h[1-6])(?:\s[^<>]*)?/?>|<a href"
-    r"|^</?[a-z]\S*(?: \S+=[^<>]*)?>\s*$",  # any tag that is a line, as in Europarl
+    r"|<\|\w+\|>|^</?[a-z]\S*(?: \S+=[^<>]*)?>\s*$",  # any tag that is a line, as in Europarl
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"[!-~]{,30}\d[!-~]{,30}$")  # 1089-134686-0000, [12:30]
+_MARKDOWN = re.compile(r"\]\(https?://|^```|^\s*\|(?:\s*:?-+:?\s*\|)+")
 _SENTENCE_END = re.compile(r"""[.!?…:;。！？。॥।؟][\])}"'”’»*_]*$""")
 _MIN_PAIRS = 20  # of lines, to recognize wrapped text
 
@@ -178,15 +179,25 @@ def warn_of_defects(source: str, sample: Sequence[str], notices: Notices, is_wra
             100 * len(tags) / len(lines),
             tags[0][0],
         )
-    ids = [line.split(maxsplit=1)[0] for line in lines]
-    if len(lines) >= _MIN_PAIRS and sum(map(bool, map(_NUMBERED.match, ids))) > 0.9 * len(lines):
+    marks = [match for line in lines if (match := _MARKDOWN.search(line))]
+    if len(marks) > limit:
+        warn(
+            "markdown",
+            "%.0f%% of the first lines have Markdown such as %r, which is read as text. Convert "
+            "the files with pandoc -t plain --wrap=none.",
+            100 * len(marks) / len(lines),
+            marks[0][0],
+        )
+    words = (line.split(maxsplit=1)[0] for line in lines)
+    ids = [word for word in words if _NUMBERED.match(word)]
+    if len(lines) >= _MIN_PAIRS and len(ids) > 0.9 * len(lines):
         warn(
             "ids",
             "most lines begin with a number or id, such as %r, which is read as text.",
             ids[0],
         )
-    words = sum(line.isascii() and len(line.split()) == 1 for line in lines)
-    if len(lines) >= 100 and words > 0.9 * len(lines):
+    single = sum(line.isascii() and len(line.split()) == 1 for line in lines)
+    if len(lines) >= 100 and single > 0.9 * len(lines):
         warn(
             "words",
             "most lines are one word, such as %r. The end of a line ends a sentence. Join the "

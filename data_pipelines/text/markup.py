@@ -8,10 +8,10 @@ from etils import epath
 from data_pipelines.errors import InputError
 
 _MARKUP_START = re.compile(
-    r"\s*(?:<!--.*?-->\s*)*<(\?xml|!doctype|html|head|body)\b", re.IGNORECASE | re.DOTALL
+    r"\s*(?:<!--.*?-->\s*)*<(\?xml|!doctype|html|head|body|sami)\b", re.IGNORECASE | re.DOTALL
 )
 _TAG_LINE = re.compile(r"""\s*<([A-Za-z][\w:.-]*)(\s+[\w:.-]+\s*=\s*("[^"]*"|'[^']*'))*\s*>\s*""")
-_TIMES = re.compile(r"\s*(\d+:)?\d\d:\d\d[,.]\d{3} --> ")
+_TIMES = re.compile(r"\s*(\d+:)?\d\d:\d\d[,.]\d{3}\s+-->\s")
 _SHORT_TIMES = re.compile(  # of Whisper, MicroDVD, lyrics (LRC), YouTube (SBV); also read by sed
     r"\[[0-9:.]+ --> [0-9:.]+\] *|\{[0-9]+\}\{[0-9]+\}|\[[0-9]+:[0-9]+[.:][0-9]+\]"
     r"|[0-9]+:[0-9:]+\.[0-9]{3},[0-9:.]+ *$"

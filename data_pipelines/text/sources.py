@@ -255,6 +255,9 @@ class _SourceReader:
             documents = plain_text.separated_documents(lines)
             return self._announce(layout, f"the parts between {plain_text.SEPARATOR}", documents)
         is_wrapped = self._options.documents == "wrapped"
+        if any(map(str.strip, sample)) and {".csv", ".tsv"}.intersection(path.suffixes):
+            message = "%s: no table, read as plain text. The first line of a table is its header."
+            self._notices(logging.WARNING, "no table", message, source)
         warn_of_defects(source, sample, self._notices, is_wrapped)
         if self._options.documents == "blocks":
             return plain_text.block_documents(source, lines, bad.count)

@@ -99,6 +99,7 @@ def _is_even(rows: Sequence[Sequence[str]], delimiter: str) -> bool:
         # Otherwise it is an indentation, or verse with commas at the ends of lines.
         and all(any(row[column].strip() for row in rows) for column in (0, -1))
         and not (delimiter in ",;" and any(cell[:1] == " " for row in rows for cell in row))
+        and not (delimiter == "|" and any(cell[-1:] == "<" for cell in rows[0]))  # <|mark|>
     )
 
 
