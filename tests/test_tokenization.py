@@ -143,6 +143,7 @@ def test_load_tokenizer_rejects_options_that_contradict_the_directory(
         ("{", "tokenizer_config.json: not JSON"),
         ("[]", "tokenizer_config.json: not a JSON object"),
         ('{"tokenize_chinese_chars": false}', "has tokenize_chinese_chars=false"),
+        ('{"do_lower_case": "false"}', r"do_lower_case='false': a text\. Write true or false"),
     ],
 )
 def test_load_tokenizer_rejects_an_invalid_configuration(

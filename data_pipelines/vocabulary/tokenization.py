@@ -222,6 +222,10 @@ def _load_wordpiece(
             tokens, cased=True, strip_accents=False, do_basic_tokenize=False, **options
         )
     lower_case = config.get("do_lower_case")
+    if isinstance(lower_case, str):
+        raise InputError(
+            f"do_lower_case={lower_case!r}: a text. Write true or false in {CONFIG_FILE}."
+        )
     stored_cased = None if lower_case is None else not lower_case
     if None not in (cased, stored_cased) and cased != stored_cased:
         raise InputError(
