@@ -136,7 +136,7 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             file.seek(0)
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = re.split(r"\n|\. ", str(error))[0]  # the advice of torch has control codes
         fix = "Save its state_dict() alone, if it holds more, or download it again"
         raise InputError(f"{path}: cannot be read ({reason}). {fix}.") from error
     if not isinstance(tensors, Mapping):
