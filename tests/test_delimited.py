@@ -116,6 +116,20 @@ def test_read_delimited_strips_names(tmp_path) -> None:
     assert read(tmp_path / "t.csv", "\ufeff text, label \na,b\n")[0] == ["text", "label"]
 
 
+def test_read_delimited_leaves_out_spaces_before_quotes(tmp_path, caplog) -> None:
+    path = tmp_path / "t.csv"
+    with caplog.at_level("INFO"):
+        assert read(path, 'text, label\n"a, ""b""", "c, d"\n')[1] == [['a, "b"', "c, d"]]
+    assert "spaces before quotes are left out, as before ' \"c'" in caplog.text
+    assert read(path, 'label,text\na, "b" he said\n')[1] == [["a", ' "b" he said']]
+
+
+def test_read_delimited_names_separators_of_files_without_a_header(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"semicolons between .* Rename it to end in \.csv"):
+        read(tmp_path / "t.txt", "I am sad;sadness\nI, too;joy\n", columns=["text", "label"])
+    assert read(tmp_path / "t.txt", "text, or more\na\nb\n")[1] == [["a"], ["b"]]
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [

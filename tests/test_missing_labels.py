@@ -26,6 +26,12 @@ def test_find_missing_labels_finds_numbers_beside_class_ids(mark: str) -> None:
     assert find_missing_labels("t", counts, "auto") == {f"{mark}.0"}
 
 
+def test_find_missing_labels_finds_values_of_programs_and_frequent_marks() -> None:
+    for mark in ("NULL", "nan", "<NA>", "#N/A", "\\N"):  # OLID's subtasks have NULL in most rows
+        assert find_missing_labels("t", {"TIN": 20, "UNT": 4, mark: 90}, "auto") == {mark}
+    assert find_missing_labels("t", {"a": 1, "b": 1, "-": 1}, "auto") == {"-"}
+
+
 @pytest.mark.parametrize(
     "counts",
     [
@@ -36,6 +42,7 @@ def test_find_missing_labels_finds_numbers_beside_class_ids(mark: str) -> None:
         {"-1": 20, "0": 40, "1": 30},  # sentiment
         {"-2": 9, "-1": 20, "0": 40, "1": 30, "2": 8},
         {"yea": 20, "nay": 20, "?": 30},
+        {"positive": 20, "negative": 20, "-": 30},
         {"-1": 3, "2": 9, "10": 9},
     ],
 )

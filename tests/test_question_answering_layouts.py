@@ -226,6 +226,37 @@ def test_read_squad_takes_rows_with_an_empty_list_as_unanswerable(tmp_path) -> N
     assert [question.is_impossible for question in data.questions] == [False] * 3
 
 
+def test_read_squad_reads_cells_of_pandas(tmp_path) -> None:
+    path, header = tmp_path / "f.csv", "id,context,question,answers\n"
+    path.write_text(
+        f"{header}1,A b.,q,\"{{'text': array(['A', 'b'],\n dtype=object), "
+        "'answer_start': array([0, 2], dtype=int32)}\"\n"
+        "2,A b.,q,\"{'text': array([], dtype=object), 'answer_start': array([])}\"\n"
+    )
+    first, second = read_squad(path).questions
+    assert (first.answers, second.answers) == ((Answer("A", 0), Answer("b", 2)), ())
+    path.write_text("id,context,question,answer,answer_start\n1,A b.,q,b,2.0\n2,A b.,q,,\n")
+    assert read_squad(path).questions[0].answers == (Answer("b", 2),)
+    path.write_text(f"{header}1,A b.,q,\"{{'text': open('x')}}\"\n")
+    with pytest.raises(InputError, match="is not JSON"):
+        read_squad(path)
+
+
+def test_read_squad_takes_an_empty_answer_of_a_row_as_none(tmp_path) -> None:
+    path, fields = tmp_path / "f.jsonl", {"context": "A b.", "question": "q", "_id": 1}
+    path.write_text(json.dumps(fields | {"answers": {"text": [""], "answer_start": [-1]}}))
+    data = read_squad(path)
+    assert (data.version, data.questions[0].id, data.questions[0].answers) == (2, "1", ())
+
+
+def test_read_squad_reads_one_article(tmp_path) -> None:
+    answer = {"text": "b", "answer_start": 2}
+    qas = [{"id": "a", "question": "q", "answers": [answer]}]
+    path, article = tmp_path / "f.json", {"paragraphs": [{"context": "A b.", "qas": qas}]}
+    path.write_text(json.dumps({"title": "t"} | article))
+    assert read_squad(path).questions[0].answers == (Answer("b", 2),)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -113,6 +113,16 @@ GERMEVAL = """#\thttp://a.org\t[2010]\t
 1\tTor\tB-ORG\tO
 2\tBonn\tI-ORG\tB-LOC
 """
+_MIDDLE = "- - - Speaker#1"
+ONTONOTES = f"""#begin document (a); part 000
+a 0 0 Paul NNP (TOP(S(NP* {_MIDDLE} (PER* (0
+a 0 1 Horn NNP *)) {_MIDDLE} *) 0)
+
+a 0 0 ran VBD (TOP(S(VP* {_MIDDLE} * (V*) -
+a 0 1 far RB *))) {_MIDDLE} * (ARGM*) -
+
+#end document
+"""
 
 
 @pytest.mark.parametrize(
@@ -139,6 +149,9 @@ GERMEVAL = """#\thttp://a.org\t[2010]\t
         ("Paul PER-B\nHorn PER-I\nran O\n", "Paul/B-PER Horn/I-PER ran/O"),
         ("@a\tO\nran\tV\ncat\tN\n", "@a/O ran/V cat/N"),  # O is a part of speech of Twitter
         ("Paul (PER*\nHorn *)\nran *\nBonn (LOC)\n", "Paul/B-PER Horn/I-PER ran/O Bonn/B-LOC"),
+        (ONTONOTES, "Paul/B-PER Horn/I-PER ran/O far/O"),
+        ("科0\tO\n技1\tO\n王0\tB-PER\n", "科/O 技/O 王/B-PER"),  # Weibo NER
+        ("B2 B-x\nB0 O\n", "B2/B-x B0/O"),
         ("Paul|NNP|I-PER ran|VBD|O\n\n#|SYM|O\n", "Paul/B-PER ran/O #/O"),
     ],
 )
@@ -171,6 +184,39 @@ def test_read_tagged_file_reads_conllu(tmp_path) -> None:
     assert label_names(data) == ("ADP", "DET", "INTJ")
     lemmas = read_tagged_file(path, columns=ColumnNames(tag="lemma"))
     assert tags_of(lemmas) == ["zu/zu", "dem/der", "Ja/ja"]
+
+
+def test_read_tagged_file_prefers_entities_in_the_last_column_of_conllu(tmp_path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text("1\tPaul\tP\tPROPN\t_\t_\t0\troot\t_\tSpaceAfter=No|name=B-PER\n")  # NorNE
+    assert tags_of(read_tagged_file(path)) == ["Paul/B-PER"]
+    assert tags_of(read_tagged_file(path, columns=ColumnNames(tag="upos"))) == ["Paul/PROPN"]
+
+
+def test_read_tagged_file_takes_lists_of_entities_as_tags(tmp_path) -> None:
+    path = tmp_path / "a.json"  # Broad Twitter Corpus
+    path.write_text('{"tokens": ["Paul", "ran"], "entities": ["B-PER", "O"], "id": 1}\n')
+    assert tags_of(read_tagged_file(path)) == ["Paul/B-PER", "ran/O"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("T1\tPER 0 4\tPaul\nT2\tLOC 8 12\tBonn\n", ":1: spans of brat, without their text"),
+        ("1|t|Paul\n1|a|He ran.\n1\t0\t4\tPaul\tPER\tP1\n", ":1: spans of PubTator"),
+        ("<PER>Paul</PER> ran .\nHe ran .\n", ":1: marks around words"),
+        ("text,entities\nPaul ran off,\"[{'start': 0, 'end': 4, 'label': 'PER'}]\"\n",
+         ":2: spans in a table"),
+        ("text,entities\nPaul ran off,\"[(0, 4, 'PER')]\"\n", ":2: spans in a table"),
+        ('{"tokenized_text": ["Paul", "ran"], "ner": [[0, 0, "PER"]]}\n', "spans 'ner' of words"),
+        ("Paul B-PER\nran x_move\nin O\nBonn B-LOC\n", "'x_move' is neither O nor"),
+    ],
+)  # fmt: skip
+def test_read_tagged_file_names_formats_that_it_rejects(text: str, message: str, tmp_path) -> None:
+    path = tmp_path / ("a.csv" if "," in text.split("\n")[0] else "a.txt")
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_tagged_file(path)
 
 
 def test_read_tagged_file_splits_rows_of_sentences(tmp_path) -> None:

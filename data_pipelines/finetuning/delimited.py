@@ -1,7 +1,6 @@
 """CSV and TSV: rows of fields, with quotes and separators detected by content."""
 
 import csv
-import itertools
 import logging
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ _NEEDS_QUOTES = re.compile('[\t\n"]')
 _NUMBER = re.compile(r"[-+.\d]*(?:e[-+]?\d+)?", re.IGNORECASE)
 _MIN_QUOTED_FIELDS = 5  # that show that quotes are markup if none of them needs its quotes
 _log = logging.getLogger("data_pipelines")
-_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
@@ -59,15 +58,17 @@ def read_delimited(
       InputError: the file is damaged, or the header has other separators or a name twice.
     """
     lines = read_lines(path)
-    numbered = (
-        _csv_rows(path, lines)
-        if suffix == ".csv"
-        else iter(_tsv_rows(path, list(lines), keep_quotes))
-    )
+    if suffix == ".csv":
+        numbered = iter(_csv_rows(path, lines))
+    else:
+        all_lines = list(lines)
+        if len(columns) != 1:
+            _check_separator(path, all_lines)
+        numbered = iter(_tsv_rows(path, all_lines, keep_quotes))
     names = list(columns)
     if not names:
         names = [name.strip(" \t\xa0\ufeff") for name in next(numbered, (1, []))[1]]
-        _check_header(path, names, suffix if suffix == ".csv" else ".tsv")
+        _check_header(path, names)
     named = [i for i, name in enumerate(names) if name] or [*range(len(names))]
     rows: list[NumberedRow] = []
     bad: list[str] = []
@@ -100,7 +101,7 @@ def read_delimited(
     return DelimitedRows([names[i] for i in named], rows, bad)
 
 
-def _csv_rows(path: epath.Path, lines: Iterator[str]) -> Iterator[NumberedRow]:
+def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:
     """Return number of the first line and fields of each row that is not empty."""
     first = next(lines, "")
     skipped = 0
@@ -115,8 +116,33 @@ def _csv_rows(path: epath.Path, lines: Iterator[str]) -> Iterator[NumberedRow]:
             raise _other_separator(path, "\t", ".csv")
     if delimiter != ",":
         _log.info("%s: columns are separated by %s: %r.", path, _NAMES[delimiter], first[:60])
-    ended = (f"{line}\n" for line in itertools.chain([first], lines))
-    reader = csv.reader(ended, delimiter=delimiter, strict=True)
+    all_lines = [first, *lines]
+    rows = list(_parse_csv(path, all_lines, delimiter, skipped))
+    spaced = (field for _, row in rows for field in row if field.lstrip(" ")[:1] == '"' != field[0])
+    if example := next(spaced, ""):
+        try:
+            others = list(_parse_csv(path, all_lines, delimiter, skipped, skip_spaces=True))
+        except InputError:
+            return rows
+        if _count_bad(others) <= _count_bad(rows):
+            _log.info("%s: spaces before quotes are left out, as before %.60r.", path, example)
+            return others
+    return rows
+
+
+def _parse_csv(
+    path: epath.Path,
+    lines: Sequence[str],
+    delimiter: str,
+    skipped: int,
+    skip_spaces: bool = False,
+) -> Iterator[NumberedRow]:
+    reader = csv.reader(
+        (f"{line}\n" for line in lines),
+        delimiter=delimiter,
+        skipinitialspace=skip_spaces,
+        strict=True,
+    )
     number = 1
     try:
         for values in reader:
@@ -240,15 +266,22 @@ def _warn_of_quotes(path: epath.Path, rows: Sequence[NumberedRow]) -> None:
         )
 
 
-def _check_header(path: epath.Path, columns: Sequence[str], suffix: str) -> None:
+def _check_separator(path: epath.Path, lines: Sequence[str]) -> None:
+    """Raise InputError if the first line and most others have commas or semicolons, and no tabs."""
+    first = lines[0] if lines else ""
+    if any("\t" in line for line in lines) or first.startswith("__label__"):  # fastText
+        return
+    for mark in ",;":
+        if mark in first and 2 * sum(mark in line for line in lines) > len(lines):
+            raise _other_separator(path, mark, ".tsv")
+
+
+def _check_header(path: epath.Path, columns: Sequence[str]) -> None:
     duplicates = sorted(name for name, count in Counter(columns).items() if count > 1 and name)
     if duplicates:
         raise InputError(f"{path}: two columns {duplicates[0]!r}. Rename one.")
-    other = next((mark for mark in ",;|" if mark in columns[0]), "") if len(columns) == 1 else ""
-    if suffix == ".tsv" and other in (",", ";"):
-        raise _other_separator(path, other, suffix)
-    if other == "|":
-        raise InputError(f"{path}: {_NAMES[other]} between the columns. Write commas.")
+    if len(columns) == 1 and "|" in columns[0]:
+        raise InputError(f"{path}: bars between the columns. Write commas.")
 
 
 def _other_separator(path: epath.Path, separator: str, suffix: str) -> InputError:

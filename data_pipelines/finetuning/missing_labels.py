@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 # Marks in lower case: signs that hardly name a class; words that may; and numbers beside class ids.
-_SIGNS = ("-", "--", "?", "n/a", "#n/a", "nan", "<na>", "null", "\\n")
+_VALUES = ("#n/a", "nan", "<na>", "null", "\\n")  # written by programs for no value
+_SIGNS = ("-", "--", "?", "n/a")
 _WORDS = ("none", "na", "nil")
 _IDS = ("-1", "-100")
-MISSING_MARKS = ",".join((*_SIGNS, *_WORDS, *_IDS))
+MISSING_MARKS = ",".join((*_VALUES, *_SIGNS, *_WORDS, *_IDS))
 _log = logging.getLogger("data_pipelines")
 
 
@@ -18,8 +19,9 @@ def find_missing_labels(
 ) -> set[str]:
     """Return the names that mark a missing label; log marks that are taken for classes.
 
-    With "auto", a name such as "-" or "nan" is a mark if its examples are fewer than the mean of
-    the other classes, and a word such as "none" if they are fewer than half of the smallest class.
+    With "auto", a name such as "nan" is a mark, one such as "-" if its examples are no more than
+    the mean of the other classes, and a word such as "none" if they are fewer than half of the
+    smallest class.
     Beside numbers both are marks. -1 and -100 are marks beside class ids from 0; beside 0 and 1
     alone, -1 is one under the condition of words.
 
@@ -32,7 +34,7 @@ def find_missing_labels(
     if spec != "auto":
         marks = {mark.strip().lower() for mark in spec.split(",")} - {""}
         return {label for label in counts if label.lower() in marks}
-    known = _SIGNS + _WORDS + (() if is_regression else _IDS)
+    known = _VALUES + _SIGNS + _WORDS + (() if is_regression else _IDS)
     # pandas writes -1 as -1.0 if the column also has empty cells.
     candidates = {label for label in counts if label.lower().removesuffix(".0") in known}
     others = {label: count for label, count in counts.items() if label not in candidates}
@@ -66,11 +68,11 @@ def _is_missing(label: str, count: int, others: Mapping[str, int]) -> bool:
         return is_class_id and (label == "-100" or len(others) > 2 or is_rare)
     if _is_plus_or_minus(label, others):
         return False
-    if all(_is_number(other) for other in others):
+    if label.lower() in _VALUES or all(_is_number(other) for other in others):
         return True
     if label.lower() in _WORDS:
         return is_rare
-    return count < sum(others.values()) / len(others)
+    return count <= sum(others.values()) / len(others)
 
 
 def _is_number(text: str) -> bool:

@@ -164,11 +164,14 @@ def tag_style(counts: Mapping[str, int]) -> str:
 
     Args:
       counts: number of words of each tag. Tags without a prefix are mistakes if fewer words have
-        them than tags with a prefix.
+        them than tags with a prefix, or
+        fewer such tags exist.
     """
     inside = counts.keys() - {OUTSIDE}
-    prefixed = sum(counts[tag] for tag in inside if "-" in tag and is_tag(tag))
-    if all(map(is_tag, inside)) or 2 * prefixed > sum(counts[tag] for tag in inside):
+    prefixed = [tag for tag in inside if "-" in tag and is_tag(tag)]
+    num_prefixed, num_inside = (sum(counts[tag] for tag in tags) for tags in (prefixed, inside))
+    is_most = 2 * num_prefixed > num_inside or 2 * len(prefixed) > len(inside)
+    if all(map(is_tag, inside)) or is_most:
         return "prefix"
     is_io = OUTSIDE in counts and not _PARTS_OF_SPEECH & {tag.lower() for tag in inside}
     return IO if is_io else WORD_TAGS

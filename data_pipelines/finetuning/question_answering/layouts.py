@@ -10,6 +10,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json, parse_object
 
 FIX = "Give data in SQuAD's layout"
-ID_FIELDS = ("id", "guid", "qid")  # SQuAD, KLUE-MRC, MRQA
+ID_FIELDS = ("id", "guid", "qid", "question_id", "_id")  # SQuAD, KLUE-MRC, MRQA, others
 _TEXT_FIELDS = ("answer_text", "answer")  # of a row with one answer and its answer_start
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
@@ -61,8 +62,12 @@ def iterate_questions(content: Any) -> Iterator[QuestionRecord]:
     """Yield the questions of a parsed file; raise InputError if it has another layout."""
     if isinstance(content, list):
         items, prefix = content, ""
-    elif isinstance(content, dict) and "data" not in content and "context" in content:
-        items, prefix = [content], ""  # JSON lines with one line
+    elif (
+        isinstance(content, dict)
+        and not content.keys() & {"data", "version"}
+        and (content.keys() & {"context", "paragraphs"})
+    ):
+        items, prefix = [content], ""  # JSON lines with one line, or one article
     else:
         items, prefix = get_field("top level", content, "data", list), "data"
     for i, item in enumerate(items):
@@ -167,22 +172,27 @@ def get_answers(record: QuestionRecord) -> list[tuple[str, int]] | None:
     if not isinstance(value, list):
         name = location.rpartition(".")[2]
         raise InputError(f"{record.location}: field {name!r} is not a list. {FIX}.")
-    return [_answer(f"{location}[{i}]", answer, record.is_row) for i, answer in enumerate(value)]
+    answers = [_answer(f"{location}[{i}]", answer, record.is_row) for i, answer in enumerate(value)]
+    # A row without an answer may have an empty one at -1.
+    return [answer for answer in answers if answer[0] or not record.is_row]
 
 
 def _answer(location: str, answer: Any, is_row: bool) -> tuple[str, int]:
     if isinstance(answer, str):
         raise InputError(f"{location}: {answer!r} has no answer_start. {FIX}.")
     start = answer.get("answer_start") if isinstance(answer, dict) else None
-    if is_row and isinstance(start, str) and start.strip().isdigit():
-        answer = answer | {"answer_start": int(start)}
+    if is_row and isinstance(start, str) and re.fullmatch(r"\s*\d+(\.0)?\s*", start):  # of pandas
+        answer = answer | {"answer_start": int(float(start))}
     text = get_field(location, answer, "text", str)
     return text, get_field(location, answer, "answer_start", int)
 
 
 def _parse_cell(location: str, cell: str) -> Any:
-    """Return the value of a table's cell: JSON or a Python literal, such as pandas writes."""
-    for parse in (parse_json, ast.literal_eval):
+    """Return the value of a table's cell: JSON or a Python literal, such as pandas writes.
+
+    An array of NumPy, such as `array(['Oslo'], dtype=object)`, is the list in it.
+    """
+    for parse in (parse_json, ast.literal_eval, _parse_arrays):
         try:
             return parse(cell)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -190,6 +200,19 @@ def _parse_cell(location: str, cell: str) -> Any:
     raise InputError(
         f"{location}: {cell[:60]!r} is not JSON. Save the data as JSON lines or Parquet."
     )
+
+
+def _parse_arrays(text: str) -> Any:
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            node.values = [
+                value.args[0]
+                if isinstance(value, ast.Call) and ast.unparse(value.func) == "array" and value.args
+                else value
+                for value in node.values
+            ]
+    return ast.literal_eval(tree)
 
 
 def _detected_answers(location: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

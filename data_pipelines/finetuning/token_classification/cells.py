@@ -8,6 +8,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.token_classification.columns import WordTable
 
 _ELEMENT = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
+_SPANS = re.compile(r"""\[\s*[\[({].*\d,.*['"].*[])}]\s*\]|\{\s*['"].*\[.*\}""", re.DOTALL)
 _MIN_EQUAL = 0.9  # of the rows in which two columns have equally many elements
 
 
@@ -20,6 +21,12 @@ def split_cells(table: WordTable) -> None:
     num_lists = sum(sum(map(_has_items, row.values)) > 1 for row in table.rows)
     if 2 * num_lists < len(table.rows):
         return
+    for row in table.rows:
+        if spans := next(filter(_SPANS.fullmatch, row.values), ""):
+            raise InputError(
+                f"{table.name}:{row.line}: spans in a table, such as {spans[:60]!r}. Write JSON "
+                'lines such as {"text": "In Oslo", "spans": [[3, 7, "LOC"]]}.'
+            )
     split = [[_items(value) for value in row.values] for row in table.rows]
     columns = range(len(split[0]))
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import file_format
+from data_pipelines.finetuning.tag_schemes import OUTSIDE, is_tag
 from data_pipelines.finetuning.token_classification.cells import split_cells
 from data_pipelines.finetuning.token_classification.columns import (
     Column,
@@ -25,6 +26,8 @@ from data_pipelines.finetuning.token_classification.sentences import (
     TaggedSentence,
 )
 from data_pipelines.finetuning.token_classification.word_lines import (
+    CONLL_2012,
+    DOCUMENT_2012,
     has_csv_delimiters,
     read_csv_rows,
     read_line_rows,
@@ -38,6 +41,12 @@ _SENTENCE = re.compile(r"sent(ence)?\b|sent(ence)?_")  # names of columns that n
 _CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _CONLLU_ID = re.compile(r"\d+(?:[-.]\d+)?")
 _COLUMNS_COMMENT = "# global.columns ="  # of CoNLL-U Plus
+# Formats of annotations that are not columns.
+_OTHER_FORMATS = {
+    "spans of brat, without their text": re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t.*"),
+    "spans of PubTator": re.compile(r"\d+\|[ta]\|.*"),
+    "marks around words": re.compile(r".*<(\w+)\b[^<>]*>[^<>]+</\1>[^\t]*"),
+}
 _LONG_SENTENCE = 2000  # words; a longer one may be a file without ends of sentences
 
 
@@ -66,6 +75,7 @@ def parse_conll(
         columns may hold the tags.
     """
     numbered = [(number, line.lstrip("\ufeff")) for number, line in enumerate(lines, 1)]
+    _reject_other_formats(name, numbered)
     is_csv = file_format(epath.Path(name)) == ".csv" and has_csv_delimiters(numbered)
     table = WordTable(name, (read_csv_rows if is_csv else read_line_rows)(name, numbered))
     if not table.rows:
@@ -76,7 +86,7 @@ def parse_conll(
     if table.names[:2] == ["id", "form"] or _has_conllu_ids(table):
         _drop_extra_lines(table, [n for n, line in numbered if line.startswith("# newdoc")])
         if has_tags and not wanted.tag and "upos" in table.names:
-            wanted = dataclasses.replace(wanted, tag="upos")
+            wanted = dataclasses.replace(wanted, tag=_split_misc(table) or "upos")
     _split_sentences(table)
     split_cells(table)
     word, tag = choose_columns(table, wanted, has_tags)
@@ -108,6 +118,9 @@ def _name_columns(table: WordTable, wanted: ColumnNames, comments: Sequence[str]
         del table.rows[0]
         return
     for comment in comments:
+        if comment.startswith(DOCUMENT_2012) and len(values) == len(CONLL_2012):
+            table.names = CONLL_2012
+            return
         if comment.startswith(_COLUMNS_COMMENT):
             names = comment.removeprefix(_COLUMNS_COMMENT).lower().split()
             table.names = names if len(names) == len(values) else ()
@@ -136,6 +149,19 @@ def _drop_extra_lines(table: WordTable, new_documents: Sequence[int]) -> None:
         row._replace(document=bisect.bisect(new_documents, row.line)) if new_documents else row
         for row in rows
     ]
+
+
+def _split_misc(table: WordTable) -> str:
+    """Add a column of the tags in MISC, as in NorNE's `name=B-PER`; return its name, or ""."""
+    fields = [dict(re.findall(r"([^|=]+)=([^|]*)", row.values[-1])) for row in table.rows]
+    for name in fields[0] if table.names[-1] == "misc" else ():
+        tags = [field.get(name, "") for field in fields]
+        if all(map(is_tag, tags)) and {*tags} != {OUTSIDE}:
+            table.names = [*table.names, name.lower()]
+            pairs = zip(table.rows, tags, strict=True)
+            table.rows = [row._replace(values=[*row.values, tag]) for row, tag in pairs]
+            return name.lower()
+    return ""
 
 
 def _split_sentences(table: WordTable) -> None:
@@ -179,7 +205,14 @@ def _restarts(rows: Sequence[WordRow], column: int) -> bool:
 
 
 def _strip_language(name: str, words: list[str]) -> list[str]:
-    """Return the words without the language that precedes each one, as in WikiANN's `en:Oslo`."""
+    """Return the words without WikiANN's language, as in `en:Oslo`, or Weibo NER's number.
+
+    The number of a character in its word follows each character, as in `科0 技1`.
+    """
+    starts_word = any(word[1:] == "0" and not word.isascii() for word in words)
+    if starts_word and all(re.fullmatch(r"\S\d+", word) for word in words):
+        _log.info("%s: removed the number after each character, such as %r.", name, words[0])
+        return [word[0] for word in words]
     matches = [_LANGUAGE.match(word) for word in words]
     if len(words) < 2 or not all(matches):
         return words
@@ -190,6 +223,17 @@ def _strip_language(name: str, words: list[str]) -> list[str]:
         name, ", ".join(languages[:3]), stripped[0], words[0],
     )  # fmt: skip
     return stripped
+
+
+def _reject_other_formats(name: str, numbered: Sequence[tuple[int, str]]) -> None:
+    """Raise InputError if the first line that is not empty has annotations of another format."""
+    number, line = next(((n, line) for n, line in numbered if line.strip()), (0, ""))
+    for problem, pattern in _OTHER_FORMATS.items():
+        if pattern.fullmatch(line) and not is_tag(line.split()[-1]):
+            raise InputError(
+                f"{name}:{number}: {problem}. Write JSON lines with texts and spans, such as "
+                '{"text": "In Oslo", "spans": [[3, 7, "LOC"]]}.'
+            )
 
 
 def _check_words(table: WordTable, word: int) -> None:

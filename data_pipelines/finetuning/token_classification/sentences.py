@@ -14,7 +14,7 @@ _log = logging.getLogger("data_pipelines")
 WORD_KEYS = ("words", "tokens")
 # In the order of preference; a row may have several.
 TAG_KEYS = ("tags", "labels", "ner_tags", "ner")
-_OTHER_TAG_KEYS = ("tag", "label", "upos", "pos_tags", "chunk_tags")  # if they hold lists
+_OTHER_TAG_KEYS = ("tag", "label", "entities", "upos", "pos_tags", "chunk_tags")  # if lists
 TEXT_KEYS = ("text", "sentence", "content", "originalText", "source_text", "document", "data")
 _NUMBERS_FIX = (
     "Write one, with names of tags, not numbers, or give a Parquet file of Hugging Face's "
@@ -123,8 +123,12 @@ def _word_column(row: TableRow, columns: ColumnNames) -> str:
 def _tag_column(row: TableRow, columns: ColumnNames) -> str:
     if columns.tag:
         row.value(columns.tag)
-    others = (name for name in _OTHER_TAG_KEYS if isinstance(row.values.get(name), list))
+    others = (name for name in _OTHER_TAG_KEYS if _is_list_of_values(row.values.get(name)))
     return columns.tag or _first_column(row, TAG_KEYS) or next(others, "")
+
+
+def _is_list_of_values(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
 
 
 def _log_choice(row: TableRow, tag_column: str) -> None:

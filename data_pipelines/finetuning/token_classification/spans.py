@@ -12,7 +12,6 @@ from data_pipelines.finetuning.tag_schemes import Entity, entities_to_tags
 from data_pipelines.finetuning.token_classification.running_text import word_offsets
 from data_pipelines.finetuning.token_classification.sentences import (
     TEXT_KEYS,
-    WORD_KEYS,
     ColumnNames,
     TaggedSentence,
 )
@@ -165,7 +164,8 @@ def _read_row(row: TableRow, key: str, columns: ColumnNames) -> SpanRow:
         end = max((span.end for span in spans), default=0)
         long_texts = [text for name, text in texts.items() if len(text) >= end and name != key]
         text = long_texts[0] if len(long_texts) == 1 and spans else None
-    if text is None and {*values} & {*WORD_KEYS}:
+    lists = (value for name, value in values.items() if name != key)
+    if text is None and any(isinstance(words, list) and words for words in lists):
         raise InputError(
             f"{row.location}: spans {key!r} of words, not of characters. Write a list of tags, one "
             "for each word."

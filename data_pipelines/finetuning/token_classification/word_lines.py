@@ -9,6 +9,11 @@ from data_pipelines.finetuning.tag_schemes import OUTSIDE, is_tag
 from data_pipelines.finetuning.token_classification.columns import WordRow
 
 _DOCSTART = "-DOCSTART-"
+DOCUMENT_2012 = "#begin document"
+CONLL_2012 = (
+    *("document", "part", "number", "word", "pos", "parse"),
+    *("lemma", "frameset", "sense", "speaker", "ner"),
+)  # more columns follow, as many as the sentence has predicates
 _SPACES = re.compile(r"[ \t\r\f\v]+")  # without the no-break space, which is part of a word
 _BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*")  # with characters of no width
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -20,7 +25,8 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
     Args:
       name: name of the file.
       numbered: number and content of each line. All words of a sentence may be in one line, with
-        the same separator before each tag, as in `in/IN Oslo/NNP`.
+        the same separator before each tag, as in `in/IN Oslo/NNP`. Of lines of CoNLL-2012 the
+        first columns are returned.
 
     Raises:
       InputError: a line has more or fewer columns than the first one.
@@ -32,15 +38,20 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
     first_line, line = first or next(hash_words, (0, ""))
     has_tabs = "\t" in line.strip()
     num_columns = len(_split(line, has_tabs))
+    is_2012 = num_columns > len(CONLL_2012) and any(
+        line.startswith(DOCUMENT_2012) for _, line in numbered
+    )
+    num_columns = len(CONLL_2012) if is_2012 else num_columns
     is_word = _hash_word_test(numbered, has_tabs, num_columns)
     rows: list[WordRow] = []
     sentence = document = 0
     for number, line in numbered:
-        if _BLANK.fullmatch(line) or line.startswith(_DOCSTART):
-            document += bool(rows) and line.startswith(_DOCSTART)
+        if _BLANK.fullmatch(line) or line.startswith((_DOCSTART, DOCUMENT_2012)):
+            document += bool(rows) and not _BLANK.fullmatch(line)
             sentence += 1
             continue
         values = _split(line, has_tabs, num_columns)
+        values = values[:num_columns] if is_2012 else values
         if line.startswith("#") and not (
             len(values) == num_columns and (rows if num_columns == 1 else is_word(values))
         ):
