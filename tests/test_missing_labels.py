@@ -43,6 +43,7 @@ def test_find_missing_labels_finds_values_of_programs_and_frequent_marks() -> No
         {"-2": 9, "-1": 20, "0": 40, "1": 30, "2": 8},
         {"yea": 20, "nay": 20, "?": 30},
         {"positive": 20, "negative": 20, "-": 30},
+        {".": 30, "!": 30, "?": 10},
         {"-1": 3, "2": 9, "10": 9},
     ],
 )

@@ -55,7 +55,7 @@ def test_from_rows_ignores_labels_of_unlabeled_data() -> None:
     ("columns", "rows", "message"),
     [
         (CLASS, [{"label": "x"}], ":2: no column 'text', only 'label'"),
-        (CLASS, [{"text": "a", "label": "x"}, {"text": "b"}], ":3: no column 'label'"),
+        (CLASS, [{"text": "a"}], ":2: no column 'label'"),
         (CLASS, [{"text": " ", "label": "x"}], ":2: column 'text' is empty"),
         (CLASS, [{"text": "a", "label": " "}], ":2: column 'label' is empty"),
         (CLASS, [{"text": "a", "label": None}], ":2: column 'label' is empty"),
@@ -268,6 +268,14 @@ def test_from_rows_accepts_an_empty_column_of_a_joined_text() -> None:
         read([{"title": " ", "body": None, "label": "x"}], columns)
 
 
+def test_from_rows_takes_a_field_that_a_row_lacks_as_empty(caplog) -> None:
+    columns = TableColumns(("title", "body"), label="label")
+    rows = [{"title": "A", "label": "x"}, {"body": "b", "label": "y"}, {"title": "A", "body": "b"}]
+    data = read(rows, columns)
+    assert (data.texts, data.values, data.ids) == (["A", "b"], ["x", "y"], ["0", "1"])
+    assert "left out 1 of 3 examples without a label" in caplog.text
+
+
 def test_from_rows_leaves_out_answers_that_are_not_accepted(caplog) -> None:
     answers = ("accept", "reject", "ignore", "accept")
     rows = [{"text": "a", "label": "x", "answer": answer} for answer in answers]
@@ -278,6 +286,8 @@ def test_from_rows_leaves_out_answers_that_are_not_accepted(caplog) -> None:
 def test_label_names_warns_of_labels_that_differ_in_case(caplog) -> None:
     assert label_names(labeled("Good", "good", "bad")) == ("Good", "bad", "good")
     assert "labels differ in upper and lower case only: Good, good" in caplog.text
+    assert label_names(labeled("1.0", "1", "0")) == ("0", "1", "1.0")
+    assert "labels differ in '.0' only: 1, 1.0" in caplog.text
 
 
 def test_train_eval_split_evaluates_a_text_of_few_repeated_ones() -> None:

@@ -149,6 +149,8 @@ def test_csv_fields_may_be_long(tmp_path) -> None:
         ("t.csv", "", "no rows. Give"),
         ("t.csv", b"text,label\n\xff\xfe,1\n", "byte 11 is not UTF-8. Convert"),
         ("t.tsv", "text\tlabel\na\tb\t1\n", r"t\.tsv:2: 3 fields instead of 2"),
+        ("t.txt", '{"text": "a"}\n{"text": "b"}\n', "a JSON object. Rename it to end in .jsonl"),
+        ("t.csv", '{"a": "b", "c": "d"}\n', "a JSON object. Rename it to end in .jsonl"),
         ("t.tsv", "text,label\na,1\n", "commas between .* for tabs. Rename it to end in .csv"),
         (
             "t.jsonl",

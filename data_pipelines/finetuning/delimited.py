@@ -10,6 +10,7 @@ from typing import NamedTuple
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_object
 from data_pipelines.text.lines import read_lines
 
 # A field with quotes around it, which may hold tabs, line ends and doubled quotes; or one without.
@@ -62,6 +63,7 @@ def read_delimited(
         numbered = iter(_csv_rows(path, lines))
     else:
         all_lines = list(lines)
+        _reject_json(path, all_lines[0] if all_lines else "")
         if len(columns) != 1:
             _check_separator(path, all_lines)
         numbered = iter(_tsv_rows(path, all_lines, keep_quotes))
@@ -104,6 +106,7 @@ def read_delimited(
 def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:
     """Return number of the first line and fields of each row that is not empty."""
     first = next(lines, "")
+    _reject_json(path, first)
     skipped = 0
     delimiter = ","
     if match := re.fullmatch(r'"?sep=([,;\t])"?', first.strip("\ufeff ")):  # Excel's
@@ -264,6 +267,14 @@ def _warn_of_quotes(path: epath.Path, rows: Sequence[NumberedRow]) -> None:
             field,
             number,
         )
+
+
+def _reject_json(path: epath.Path, first: str) -> None:
+    try:
+        parse_object("", first)
+    except InputError:
+        return
+    raise InputError(f"{path}: the first line is a JSON object. Rename it to end in .jsonl.")
 
 
 def _check_separator(path: epath.Path, lines: Sequence[str]) -> None:

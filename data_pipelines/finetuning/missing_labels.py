@@ -72,6 +72,8 @@ def _is_missing(label: str, count: int, others: Mapping[str, int]) -> bool:
         return True
     if label.lower() in _WORDS:
         return is_rare
+    if not any(map(str.isalnum, "".join(others))):
+        return False  # all labels are signs, such as those of punctuation
     return count <= sum(others.values()) / len(others)
 
 

@@ -197,6 +197,10 @@ def dataset_from_rows(
       InputError: a column is missing, too many texts are empty, no example has a label, a label is
         not a finite number, or two examples have the same id.
     """
+    rows = list(rows)
+    known = {name for row in rows for name in row.values}
+    for row in rows:  # a row of JSON may lack a field that has no value
+        row.values.update(dict.fromkeys(known - row.values.keys()))
     kept: list[TableRow] = []
     bad: list[str] = []
     for row in accepted_rows(name, rows) if labeled else rows:
@@ -272,16 +276,19 @@ def label_names(
     names: set[str] = set()
     for value in itertools.chain.from_iterable(part.values or () for part in (data, *others)):
         names.update(value if isinstance(value, tuple) else (value,))
-    folded = Counter(name.casefold() for name in names)
-    if twins := sorted(name for name in names if folded[name.casefold()] > 1):
-        _log.warning(
-            "%s: labels differ in upper and lower case only: %s.", data.name, ", ".join(twins)
-        )
+    for problem, fold in (("upper and lower case", str.casefold), ("'.0'", _without_fraction)):
+        counts = Counter(map(fold, names))
+        if twins := sorted(name for name in names if counts[fold(name)] > 1):
+            _log.warning("%s: labels differ in %s only: %s.", data.name, problem, ", ".join(twins))
     if len(names) < 2:
         problem = f"all examples have label {min(names)!r}" if names else "no example has a label"
         raise InputError(f"{data.name}: {problem}. Give data with two labels or more.")
     all_whole = all(_is_whole(name) for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if all_whole else None))
+
+
+def _without_fraction(name: str) -> str:
+    return name.removesuffix(".0")
 
 
 def _is_whole(name: str) -> bool:

@@ -160,8 +160,9 @@ def describe_missing_column(rows: Sequence[TableRow], column: str, field: str) -
         )
     if not any(isinstance(value, str) for row in rows for value in row.values.values()):
         return f"{problem}, which have no text. Write rows with a text and a label."
+    others = "COLUMN, or data.columns if the file has no header"
     similar = [name for name in known if _normalize(name) == _normalize(column)]
-    return f"{problem}. Set {field}={similar[0] if len(similar) == 1 else 'COLUMN'}."
+    return f"{problem}. Set {field}={similar[0] if len(similar) == 1 else others}."
 
 
 def _normalize(name: str) -> str:
