@@ -249,6 +249,17 @@ def test_read_squad_takes_an_empty_answer_of_a_row_as_none(tmp_path) -> None:
     assert (data.version, data.questions[0].id, data.questions[0].answers) == (2, "1", ())
 
 
+def test_read_squad_warns_of_questions_without_an_answer_in_version_2(tmp_path, caplog) -> None:
+    path, columns = tmp_path / "f.csv", "id,context,question,answer_text,answer_start,is_impossible"
+    path.write_text(f"{columns}\n1,A b.,q,A,0,0.0\n2,A b.,q,,,1.0\n")
+    assert [question.is_impossible for question in read_squad(path).questions] == [False, True]
+    assert not caplog.messages
+    path.write_text(f"{columns}\n1,A b.,q,A,0,0.0\n2,A b.,q,,,0.0\n")
+    assert read_squad(path).version == 2
+    assert "1 of 2 questions have no answer and are not marked" in caplog.text
+    assert f"The first is {path}:3." in caplog.text
+
+
 def test_read_squad_reads_one_article(tmp_path) -> None:
     answer = {"text": "b", "answer_start": 2}
     qas = [{"id": "a", "question": "q", "answers": [answer]}]

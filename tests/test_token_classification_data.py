@@ -149,6 +149,7 @@ a 0 1 far RB *))) {_MIDDLE} * (ARGM*) -
         ("Paul PER-B\nHorn PER-I\nran O\n", "Paul/B-PER Horn/I-PER ran/O"),
         ("@a\tO\nran\tV\ncat\tN\n", "@a/O ran/V cat/N"),  # O is a part of speech of Twitter
         ("Paul (PER*\nHorn *)\nran *\nBonn (LOC)\n", "Paul/B-PER Horn/I-PER ran/O Bonn/B-LOC"),
+        ("Token\tTag\nPaul\tB-PER\n\nToken\tTag\nran\tO\n", "Paul/B-PER ran/O"),
         (ONTONOTES, "Paul/B-PER Horn/I-PER ran/O far/O"),
         ("科0\tO\n技1\tO\n王0\tB-PER\n", "科/O 技/O 王/B-PER"),  # Weibo NER
         ("B2 B-x\nB0 O\n", "B2/B-x B0/O"),
@@ -191,6 +192,8 @@ def test_read_tagged_file_prefers_entities_in_the_last_column_of_conllu(tmp_path
     path.write_text("1\tPaul\tP\tPROPN\t_\t_\t0\troot\t_\tSpaceAfter=No|name=B-PER\n")  # NorNE
     assert tags_of(read_tagged_file(path)) == ["Paul/B-PER"]
     assert tags_of(read_tagged_file(path, columns=ColumnNames(tag="upos"))) == ["Paul/PROPN"]
+    path.write_text("1\tJe\tI\tPRON\t_\t_\t0\troot\t_\tGloss=I\n")
+    assert tags_of(read_tagged_file(path)) == ["Je/PRON"]
 
 
 def test_read_tagged_file_takes_lists_of_entities_as_tags(tmp_path) -> None:
@@ -209,6 +212,7 @@ def test_read_tagged_file_takes_lists_of_entities_as_tags(tmp_path) -> None:
          ":2: spans in a table"),
         ("text,entities\nPaul ran off,\"[(0, 4, 'PER')]\"\n", ":2: spans in a table"),
         ('{"tokenized_text": ["Paul", "ran"], "ner": [[0, 0, "PER"]]}\n', "spans 'ner' of words"),
+        ("a B-x|B-y\nb I-x|I-y\nc O\n", "is several tags"),
         ("Paul B-PER\nran x_move\nin O\nBonn B-LOC\n", "'x_move' is neither O nor"),
     ],
 )  # fmt: skip

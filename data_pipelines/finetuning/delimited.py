@@ -58,15 +58,15 @@ def read_delimited(
     Raises:
       InputError: the file is damaged, or the header has other separators or a name twice.
     """
-    lines = read_lines(path)
+    lines = list(read_lines(path))
+    if not columns:
+        _reject_json(path, lines)
     if suffix == ".csv":
-        numbered = iter(_csv_rows(path, lines))
+        numbered = iter(_csv_rows(path, iter(lines)))
     else:
-        all_lines = list(lines)
-        _reject_json(path, all_lines[0] if all_lines else "")
         if len(columns) != 1:
-            _check_separator(path, all_lines)
-        numbered = iter(_tsv_rows(path, all_lines, keep_quotes))
+            _check_separator(path, lines)
+        numbered = iter(_tsv_rows(path, lines, keep_quotes))
     names = list(columns)
     if not names:
         names = [name.strip(" \t\xa0\ufeff") for name in next(numbered, (1, []))[1]]
@@ -106,7 +106,6 @@ def read_delimited(
 def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:
     """Return number of the first line and fields of each row that is not empty."""
     first = next(lines, "")
-    _reject_json(path, first)
     skipped = 0
     delimiter = ","
     if match := re.fullmatch(r'"?sep=([,;\t])"?', first.strip("\ufeff ")):  # Excel's
@@ -269,9 +268,9 @@ def _warn_of_quotes(path: epath.Path, rows: Sequence[NumberedRow]) -> None:
         )
 
 
-def _reject_json(path: epath.Path, first: str) -> None:
+def _reject_json(path: epath.Path, lines: Sequence[str]) -> None:
     try:
-        parse_object("", first)
+        parse_object("", lines[0] if lines else "")
     except InputError:
         return
     raise InputError(f"{path}: the first line is a JSON object. Rename it to end in .jsonl.")

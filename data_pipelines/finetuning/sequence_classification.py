@@ -198,9 +198,12 @@ def dataset_from_rows(
         not a finite number, or two examples have the same id.
     """
     rows = list(rows)
-    known = {name for row in rows for name in row.values}
-    for row in rows:  # a row of JSON may lack a field that has no value
-        row.values.update(dict.fromkeys(known - row.values.keys()))
+    optional = {columns.label}
+    for names in (columns.text, columns.text_pair):
+        optional.update(names if len(names) > 1 else ())
+    optional &= {name for row in rows for name in row.values}
+    for row in rows:  # a row of JSON may lack a field without a value
+        row.values.update(dict.fromkeys(optional - row.values.keys()))
     kept: list[TableRow] = []
     bad: list[str] = []
     for row in accepted_rows(name, rows) if labeled else rows:

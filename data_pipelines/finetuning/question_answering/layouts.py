@@ -21,7 +21,7 @@ FIX = "Give data in SQuAD's layout"
 ID_FIELDS = ("id", "guid", "qid", "question_id", "_id")  # SQuAD, KLUE-MRC, MRQA, others
 _TEXT_FIELDS = ("answer_text", "answer")  # of a row with one answer and its answer_start
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
-_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
 class QuestionRecord(NamedTuple):

@@ -1,6 +1,7 @@
 """Questions on passages, as in SQuAD (Rajpurkar et al. 2016, 2018)."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_records
 
+_log = logging.getLogger("data_pipelines")
 _MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
 
 
@@ -139,6 +141,7 @@ def _parse_record(record: dict[str, Any]) -> QuestionRecord:
 def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnsweringDataset:
     questions: list[Question] = []
     locations: list[str] = []
+    unlabeled: list[str] = []
     version, is_flat = 1, True
     try:
         for record in records:
@@ -153,6 +156,8 @@ def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnswe
             locations.append(location)
             if is_impossible is not None or (record.is_row and answers == []):
                 version = 2
+            if not (gold or is_impossible or (answers == [] and is_impossible is None)):
+                unlabeled.append(location)
             is_flat &= record.is_row and is_impossible is None
         check_unique_ids([question.id for question in questions], locations, "question")
     except InputError as error:
@@ -161,6 +166,12 @@ def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnswe
         raise InputError(f"{name}: {error}") from error
     if not questions:
         raise InputError(f"{name}: no questions. {layouts.FIX}.")
+    if version == 2 and 0 < len(unlabeled) < len(questions):
+        _log.warning(
+            "%s: %d of %d questions have no answer and are not marked as impossible. They count as "
+            "unanswerable. The first is %s.",
+            name, len(unlabeled), len(questions), unlabeled[0],
+        )  # fmt: skip
     return QuestionAnsweringDataset(questions, version, is_flat)
 
 

@@ -115,7 +115,8 @@ def _name_columns(table: WordTable, wanted: ColumnNames, comments: Sequence[str]
     values = table.rows[0].values
     if has_header(table.rows, wanted):
         table.names = [value.lower() for value in values]
-        del table.rows[0]
+        # Concatenated files repeat the header.
+        table.rows = [row for row in table.rows if [*map(str.lower, row.values)] != table.names]
         return
     for comment in comments:
         if comment.startswith(DOCUMENT_2012) and len(values) == len(CONLL_2012):
@@ -156,7 +157,8 @@ def _split_misc(table: WordTable) -> str:
     fields = [dict(re.findall(r"([^|=]+)=([^|]*)", row.values[-1])) for row in table.rows]
     for name in fields[0] if table.names[-1] == "misc" else ():
         tags = [field.get(name, "") for field in fields]
-        if all(map(is_tag, tags)) and {*tags} != {OUTSIDE}:
+        inside = {*tags} - {OUTSIDE}
+        if inside and all("-" in tag and is_tag(tag) for tag in inside):
             table.names = [*table.names, name.lower()]
             pairs = zip(table.rows, tags, strict=True)
             table.rows = [row._replace(values=[*row.values, tag]) for row, tag in pairs]

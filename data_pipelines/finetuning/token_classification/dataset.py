@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
@@ -195,8 +196,10 @@ def _check_tags(sentences: Sequence[TaggedSentence], tags: Iterable[str], style:
 
 def _is_several(tag: str, style: str) -> bool:
     parts = tag.split()
+    joined = re.split(r"[\s|,;]+", tag)  # of nested entities
+    are_tags = all(is_tag(part) and part[1:2] in ("", "-") for part in joined)
     return (tag[:1] == "[" and len(tag) > 1) or (
-        len(parts) > 1 and (style != "prefix" or all(map(is_tag, parts)))
+        len(joined) > 1 and (are_tags or (len(parts) > 1 and style != "prefix"))
     )
 
 
