@@ -40,6 +40,7 @@ def test_find_missing_labels_finds_values_of_programs_and_frequent_marks() -> No
         {"+": 50, "-": 3},
         {"1": 50, "-1": 3},
         {"-1": 20, "0": 40, "1": 30},  # sentiment
+        {"-1": 604, "0": 2879, "1": 1363},
         {"-2": 9, "-1": 20, "0": 40, "1": 30, "2": 8},
         {"yea": 20, "nay": 20, "?": 30},
         {"positive": 20, "negative": 20, "-": 30},

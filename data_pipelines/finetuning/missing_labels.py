@@ -22,8 +22,8 @@ def find_missing_labels(
     With "auto", a name such as "nan" is a mark, one such as "-" if its examples are no more than
     the mean of the other classes, and a word such as "none" if they are fewer than half of the
     smallest class.
-    Beside numbers both are marks. -1 and -100 are marks beside class ids from 0; beside 0 and 1
-    alone, -1 is one under the condition of words.
+    Beside numbers both are marks. -1 and -100 are marks beside class ids from 0. Beside 0 and 1
+    alone, where -1 may be negative sentiment, it is one if it is rarer than a fifth of the smaller.
 
     Args:
       name: name of the data set.
@@ -65,6 +65,7 @@ def _is_missing(label: str, count: int, others: Mapping[str, int]) -> bool:
     if label in _IDS:
         ids = {other.removesuffix(".0") for other in others}
         is_class_id = "0" in ids and all(other.isdecimal() for other in ids)
+        is_rare = count < min(others.values()) / 5
         return is_class_id and (label == "-100" or len(others) > 2 or is_rare)
     if _is_plus_or_minus(label, others):
         return False
