@@ -331,8 +331,9 @@ MULTI_LABEL = {"problem_type": "multi_label_classification"}
     [
         ("t.csv", "v1,v2,,,\nx,a,,,\ny,b,,,\n", {"text": "v2", "label": "v1"}, ["x", "y"]),
         ("t.json", '[{"text": "a", "label": "x"},\n {"text": "b", "label": "y"}]', {}, ["x", "y"]),
-        ("t.jsonl", '{"text": "a", "label": 0}\n' * 3
-         + '{"text": "b", "label": 1}\n' * 3 + '{"text": "c", "label": -1}\n', {}, [*"000111"]),
+        ("t.jsonl", '{"text": "a", "label": 0}\n' * 6
+         + '{"text": "b", "label": 1}\n' * 6 + '{"text": "c", "label": -1}\n',
+         {}, [*"0" * 6, *"1" * 6]),
         ("t.csv", "text,label\na,\"['x', 'y']\"\nb,['x']\n", MULTI_LABEL, [("x", "y"), ("x",)]),
         ("t.csv", "text,x,y\na,0,1\nb,1,0\n", MULTI_LABEL | {"label": "x+y"}, [("y",), ("x",)]),
         ("t.tsv", 'text\tlabel\n"a ""b"""\tx\nb\ty\n', {}, ["x", "y"]),
