@@ -97,6 +97,12 @@ def test_read_labels_warns_of_classes_that_consist_of_others(caplog) -> None:
     assert read(cells, "single_label_classification") == cells
     assert "label '27,3' consists of others. If a text may have several, set" in caplog.text
     caplog.clear()
+    read(["a b", "b c", "a c", "c d", "a d"], "single_label_classification")  # AAPD
+    assert caplog.text.count("label 'a b' consists of others") == 1
+    caplog.clear()
+    read(["New York", "Rio", "San Juan"], "single_label_classification")
+    assert not caplog.messages
+    caplog.clear()
     read(["a", "b,c", "c"], "single_label_classification")
     assert not caplog.messages
 

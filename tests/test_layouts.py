@@ -41,6 +41,9 @@ BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
         (CONLL * 2, "a token and its tags a line", "-DOCSTART- \nOne line \nOslo \n" * 2),
         (CONLL12 * 3, "a token and its tags a line", "bc/x bc/x \n" * 3),
         ("A +++$+++ B +++$+++ One line.\n" * 10, "columns between", "One line.\n" * 10),
+        ("1^One line.\n" * 9, r"columns between .\^", "One line.\n" * 9),
+        ("1\x01One line.\n" * 9, r"columns between '\\x01'", "One line.\n" * 9),
+        ("1::A::One line.\n" * 9, "columns between '::'", "One line.\n" * 9),
         (ASS, "subtitles with times", "One, two.\n"),
         ("__label__a __label__b One line.\n" * 9, "labels of fastText", "One line.\n" * 9),
         (BROWN, "tags behind the words", "The tea was old .\n" * 9),
@@ -76,6 +79,12 @@ def test_annotated_text_is_rejected_with_a_command(tmp_path, content, problem, t
         "T1\tPER 0 4\tOlaf\nR1\tLoc Arg1:T1 Arg2:T2\n#1\tNote T1\tOne.\n",
         "600:10:Tea\n600:12:Oslo: a city\n" * 3,
         "% a paper\n\\documentclass{article}\n\nOne.\n",
+        "@article{a1,\n  abstract = {One.}\n}\n",
+        "TY  - JOUR\nAB  - One.\n",
+        '# A comment.\nmsgid ""\nmsgstr "One."\n',
+        "%YAML 1.2\n---\n- text: One.\n",
+        "---\ntitle: One\n---\n\nA page.\n",
+        "the 23135\nof 13151\nand 12997\nto 12136\na 9081\n",
         "( (S (NP (DT The) (NN tea))))\n",
         "(TOP (S (NP (DT The) (NN tea))))\n",
     ],
@@ -102,10 +111,19 @@ def test_markup_is_rejected(tmp_path: pathlib.Path, content: str) -> None:
         "From her came a line.\nSubject to change.\nOne - two - three.",
         "At 00:00:01,000 --> it began.",
         "= A =\nText.",
+        "---\nOne.\n---",
+        "@one: tea\n@two: tea",
+        "Oslo 1905\nBergen 1070",
+        "a~b^c\na~b^c d~\n~\n~\n~",
     ],
 )
 def test_text_with_marks_is_plain(tmp_path: pathlib.Path, text: str) -> None:
     assert read(save(tmp_path / "a.txt", text)) == [text.split("\n")]
+
+
+def test_yaml_is_rejected_by_its_suffix(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"a\.yml: YAML"):
+        read(save(tmp_path / "a.yml", "- text: One.\n"))
 
 
 @pytest.mark.parametrize("line", ['{\n  "text": "One."\n}', "{'text': 'One.'}"])
@@ -163,7 +181,11 @@ def test_other_text_is_not_reported_as_wrapped(tmp_path, text: str, caplog) -> N
         ("A well @-@ known dog .", "100% of the first lines have escapes such as '@-@'"),
         ("A film.<br /><br />I saw it.", "100% of the first lines have tags such as '<br />'"),
         ("<SPEAKER ID=1 NAME=A>", "100% of the first lines have tags such as '<SPEAKER"),
-        ("One [tea](https://a.b/c) a day.", "100% of the first lines have Markdown such as ']("),
+        ("One [tea](https://a.b/c) a day.", "100% of the first lines have markup such as ']("),
+        ("Hi. __eou__ Hello. __eou__", "100% of the first lines have tags such as '__eou__'"),
+        ("The <unk> sat.", "100% of the first lines have tags such as '<unk>'"),
+        ("See :ref:`a`.", "100% of the first lines have markup such as ':ref:`'"),
+        ("The **cat** sat.", "100% of the first lines have markup such as '**c'"),
         ("One line.<|end_of_text|>", "100% of the first lines have tags such as '<|end_of_text|>"),
         ("<s> one line </s>", "100% of the first lines have tags such as '<s>'"),
         ("[12:30] Anna: Tea?", "most lines begin with a number or id, such as '[12:30]'"),

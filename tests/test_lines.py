@@ -140,12 +140,14 @@ def test_zstd_with_a_long_window_is_read(tmp_path: pathlib.Path) -> None:
         (b"PAR1\x15\x04\x15", r"uncompressed, with a name that ends in \.parquet"),
         (b"ARROW1\0\0\xff", r"uncompressed, with a name that ends in \.arrow"),
         (b"%PDF-1.7\n", "Extract the text"),
+        (b"\x80\x04\x95\0", "Load it with Python's pickle"),
+        (b"\x93NUMPY\x01", "Write its texts"),
         (gzip.compress(b"text"), r"Let the name of the compressed file end in \.gz"),
         (lzma.compress(b"text"), r"Let the name of the compressed file end in \.xz"),
         (bz2.compress(b"text"), r"Let the name of the compressed file end in \.bz2"),
         (zstandard.compress(b"text"), r"Let the name of the compressed file end in \.zst"),
     ],
-    ids=["tar", "zip", "parquet", "arrow", "pdf", "gzip", "xz", "bzip2", "zstd"],
+    ids=["tar", "zip", "parquet", "arrow", "pdf", "pickle", "numpy", "gzip", "xz", "bzip2", "zstd"],
 )
 def test_binary_files_are_rejected_with_a_fix(
     tmp_path: pathlib.Path, content: bytes, fix: str, suffix: str

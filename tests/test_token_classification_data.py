@@ -192,8 +192,27 @@ def test_read_tagged_file_prefers_entities_in_the_last_column_of_conllu(tmp_path
     path.write_text("1\tPaul\tP\tPROPN\t_\t_\t0\troot\t_\tSpaceAfter=No|name=B-PER\n")  # NorNE
     assert tags_of(read_tagged_file(path)) == ["Paul/B-PER"]
     assert tags_of(read_tagged_file(path, columns=ColumnNames(tag="upos"))) == ["Paul/PROPN"]
+    ran = "2\tran\tr\tVERB\t_\t_\t0\troot\t_\t_\n"
+    path.write_text(ran + path.read_text().replace("1\t", "3\t"))  # no name=O
+    assert tags_of(read_tagged_file(path)) == ["ran/O", "Paul/B-PER"]
     path.write_text("1\tJe\tI\tPRON\t_\t_\t0\troot\t_\tGloss=I\n")
     assert tags_of(read_tagged_file(path)) == ["Je/PRON"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Paul ran ||| B-PER O\nIn Bonn ||| O B-LOC\n",
+        "Paul ran\nB-PER O\nIn Bonn\nO B-LOC\n",
+        "Paul ran\nB-PER O\n\nIn Bonn\nO B-LOC\n",
+    ],
+)
+def test_read_tagged_file_reads_sentences_and_their_tags(tmp_path, content: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    data = read_tagged_file(path)
+    assert tags_of(data) == ["Paul/B-PER", "ran/O", "In/O", "Bonn/B-LOC"]
+    assert len(data.sentences) == 2
 
 
 def test_read_tagged_file_takes_lists_of_entities_as_tags(tmp_path) -> None:
@@ -211,6 +230,10 @@ def test_read_tagged_file_takes_lists_of_entities_as_tags(tmp_path) -> None:
         ("text,entities\nPaul ran off,\"[{'start': 0, 'end': 4, 'label': 'PER'}]\"\n",
          ":2: spans in a table"),
         ("text,entities\nPaul ran off,\"[(0, 4, 'PER')]\"\n", ":2: spans in a table"),
+        ('{"text": "Paul ran", "label": [{"start_offset": 0, "end_offset": 4, "label": 7}]}\n',
+         "label 7 is a number, not a name"),
+        ('{"text": "Paul ran", "spans": [{"start": 0, "end": 4, "labels": ["A", "B"]}]}\n',
+         r"a span has labels \['A', 'B'\], not one"),
         ('{"tokenized_text": ["Paul", "ran"], "ner": [[0, 0, "PER"]]}\n', "spans 'ner' of words"),
         ("a B-x|B-y\nb I-x|I-y\nc O\n", "is several tags"),
         ("Paul B-PER\nran x_move\nin O\nBonn B-LOC\n", "'x_move' is neither O nor"),

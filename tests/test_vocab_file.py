@@ -101,6 +101,7 @@ def test_load_tokenizer_reads_tokens_with_their_ids(tmp_path, caplog) -> None:
 
 def test_describe_unreachable_lines_names_three() -> None:
     assert describe_unreachable_lines(["a", "b"]) == ""
+    assert describe_unreachable_lines(["# a vocabulary", "a"]) == "line 1 has a space"
     assert describe_unreachable_lines(["", "a", "", "a", "", "b"]).endswith(
         "line 3 is empty and 1 more"
     )

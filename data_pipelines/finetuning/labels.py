@@ -106,18 +106,25 @@ def read_labels(
 
 
 def _warn_of_joined_labels(name: str, counts: Counter[str]) -> None:
-    """Warn of a label that consists of others."""
-    for label in counts:
-        for separator in _SEPARATORS:
-            parts = [part.strip() for part in label.split(separator)]
-            if len(parts) > 1 and all(part in counts for part in parts):
-                _log.warning(
-                    "%s: label %r consists of others. If a text may have several, set "
-                    "data.problem_type=multi_label_classification.",
-                    name,
-                    label,
-                )
-                return
+    """Warn of labels that consist of others, or of fewer parts than there are labels."""
+    for separator in (*_SEPARATORS, " "):
+        split = {
+            label: {part.strip() for part in label.split(separator)}
+            for label in counts
+            if separator in label
+        }
+        parts = set[str]().union(*split.values())
+        known = (label for label in split if split[label] <= counts.keys())
+        joined = next(known, next(iter(split)) if len(parts) < len(split) else None)
+        if joined:
+            _log.warning(
+                "%s: label %r consists of others. If a text may have several, set "
+                "data.problem_type=multi_label_classification and data.label_separator='%s'.",
+                name,
+                joined,
+                separator,
+            )
+            return
 
 
 def _number(location: str, column: str, text: str) -> float:

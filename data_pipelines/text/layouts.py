@@ -26,12 +26,15 @@ _LIST_START = re.compile(r'\s*\[\s*([{\]"]|$)')
 _GUTENBERG = re.compile(r"\s*\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG", re.IGNORECASE)
 _ESCAPE = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+|#x[\da-f]+);|(?<=\w) @[-,.]@ (?=\w)")
 _HTML_TAG = re.compile(
-    r"</?(?:p|s|br|div|span|b|i|em|strong|ul|ol|li|h[1-6])(?:\s[^<>]*)?/?>|<a href"
-    r"|<\|\w+\|>|^</?[a-z]\S*(?: \S+=[^<>]*)?>\s*$",  # any tag that is a line, as in Europarl
+    r"</?[a-z]\w*(?:\s[^<>]*)?/?>|<\|\w+\|>|\b__[a-z]+__\b"  # also <unk>, __eou__
+    r"|^</?[a-z]\S*(?: \S+=[^<>]*)?>\s*$",  # any tag that is a line, as in Europarl
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"[!-~]{,30}\d[!-~]{,30}$")  # 1089-134686-0000, [12:30]
-_MARKDOWN = re.compile(r"\]\(https?://|^```|^\s*\|(?:\s*:?-+:?\s*\|)+")
+_MARKDOWN = re.compile(  # and reStructuredText, AsciiDoc
+    r"\]\(https?://|^```|^\s*\|(?:\s*:?-+:?\s*\|)+|^#{1,6} \S|\*\*\w"
+    r"|^\.\. [\w-]+::|^([=~-])\1{3,}$|:\w+:`"
+)
 _SENTENCE_END = re.compile(r"""[.!?…:;。！？。॥।؟][\])}"'”’»*_]*$""")
 _MIN_PAIRS = 20  # of lines, to recognize wrapped text
 
@@ -114,8 +117,9 @@ def _is_object(line: str) -> bool:
 
 
 def _is_json_list(lines: Sequence[str]) -> bool:
-    """Return whether the first lines are the start of a list of objects: [{"name":."""
-    return re.match(r'\s*\[\s*\{\s*"[^"]*"\s*:', "\n".join(lines[:3])) is not None
+    """Return whether the first lines start a list of objects or texts: [{"name":, ["a", "b"."""
+    start = "\n".join(lines[:3])
+    return re.match(r'\s*\[\s*(?:\{\s*"[^"]*"\s*:|"(?:[^"\\]|\\.)*"\s*,\s*")', start) is not None
 
 
 def check_documents(
@@ -148,6 +152,7 @@ def warn_of_defects(source: str, sample: Sequence[str], notices: Notices, is_wra
         notices(logging.WARNING, kind, f"%s: {message}", source, *args)
 
     lines = [line for line in sample if line.strip()]
+    tagged = [line for line in lines if "<" in line or "__" in line]
     if not is_wrapped and (example := _find_wrapped(sample)):
         warn(
             "wrapped",
@@ -171,7 +176,7 @@ def warn_of_defects(source: str, sample: Sequence[str], notices: Notices, is_wra
             100 * len(escapes) / len(lines),
             escapes[0][0].strip(),
         )
-    tags = [m for line in lines if "<" in line if (m := _HTML_TAG.search(line))]
+    tags = [m for line in tagged if (m := _HTML_TAG.search(line))]
     if len(tags) > limit:
         warn(
             "tags",
@@ -183,7 +188,7 @@ def warn_of_defects(source: str, sample: Sequence[str], notices: Notices, is_wra
     if len(marks) > limit:
         warn(
             "markdown",
-            "%.0f%% of the first lines have Markdown such as %r, which is read as text. Convert "
+            "%.0f%% of the first lines have markup such as %r, which is read as text. Convert "
             "the files with pandoc -t plain --wrap=none.",
             100 * len(marks) / len(lines),
             marks[0][0],

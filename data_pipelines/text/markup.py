@@ -28,7 +28,18 @@ _FASTTEXT = re.compile(r"\s*__label__\S")
 _PUBTATOR = re.compile(r"\d+\|[ta]\|")
 _BRAT = re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t|[#AREMN*]\d*\t\S+ ")
 _MAIL = re.compile(r"From \S+|(From|Return-Path|Received|Message-ID|Path|Xref): ")
-_SEPARATOR = re.compile(r"(?<=\s)(?!@.@\s|[-.]+\s)[^\w\s]{3,}(?=\s)")
+_SEPARATOR = re.compile(
+    r"(?<=\s)(?!@.@\s|[-.]+\s)[^\w\s]{3,}(?=\s)|::|@@+|##+|\|\|+|[\x01-\x08\x1c-\x1f^~¦]"
+)
+_COUNTED = re.compile(r"\S+ +\d+\s*")  # a word and how often it occurs
+_FRONT_MATTER = re.compile(r"%YAML |---\s*\n[\w\"'-][^\n:]*:(\s|$)")
+_FIRST_LINES = [  # of other formats: pattern, name, fix
+    (r"%!PS", "PostScript", "Extract its text, for example with ps2ascii"),
+    (r"PMID- ", "records of MEDLINE", "Extract their abstracts, with Bio.Medline of Biopython"),
+    (r"TY  - ", "records of RIS", "Extract their abstracts, for example with rispy"),
+    (r"@\w+\s*\{[^{}]*,\s*", "BibTeX", "Extract its abstracts, for example with bibtexparser"),
+    (r"msg(id|ctxt) \"", "messages of gettext", "Extract their msgstr, for example with polib"),
+]
 _MIN_LINES = 5  # with equal marks, which are then no accident
 
 
@@ -53,12 +64,16 @@ def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
         problem, fix = "a database", "Export its text as CSV"
     elif any(_LATEX.match(line) for line in lines if "\\" in line):
         problem, fix = "LaTeX", "Extract its text, for example with pandoc -t plain"
-    elif first.startswith("%!PS"):
-        problem, fix = "PostScript", "Extract its text, for example with ps2ascii"
-    elif first.startswith("PMID- "):
+    elif other := next(
+        (x for x in _FIRST_LINES if re.match(x[0], tokens[0] if tokens else "")), None
+    ):
+        _, problem, fix = other
+    elif {".yaml", ".yml"} & {*path.suffixes} or _FRONT_MATTER.match(
+        "\n".join([first, *lines[1:2]])
+    ):
         problem, fix = (
-            "records of MEDLINE",
-            "Extract their abstracts, with Bio.Medline of Biopython",
+            "YAML, or text below it",
+            "Extract the text, for example with pandoc -t plain",
         )
     elif _PUBTATOR.match(first):
         problem = "annotations of PubTator"
@@ -92,9 +107,12 @@ def reject_markup(path: epath.Path, lines: Sequence[str]) -> None:
     elif _count(_FASTTEXT, lines) > 0.9 * len(lines) > 0:
         problem = "labels of fastText before the text"
         fix = _command(path, "sed -E 's/(__label__[^ ]+ ?)+//'")
+    elif len(lines) >= _MIN_LINES and all(map(_COUNTED.fullmatch, lines)):
+        problem, fix = "words and their counts", "Leave it out and name the text they are from"
     elif separator := _find_separator(lines):
         problem = f"columns between {separator!r}"
-        fix = _command(path, f"awk -F ' *{re.escape(separator)} *' '{{print $NF}}'")
+        mark = re.escape(separator) if separator >= " " else f"\\{ord(separator):03o}"
+        fix = _command(path, f"awk -F ' *{mark} *' '{{print $NF}}'")
         fix = f"{fix}, where $NF is the last column"
     else:
         return
@@ -128,11 +146,17 @@ def _ends_with_tag(line: str) -> bool:
 
 
 def _find_separator(lines: Sequence[str]) -> str:
-    """Return punctuation such as +++$+++ that stands between spaces in every line; "" for none."""
+    """Return the mark between columns, such as +++$+++ or ^; "" for none.
+
+    It is in every line, equally often unless spaces are around it.
+    """
     if len(lines) < _MIN_LINES:
         return ""
     common = set(_SEPARATOR.findall(lines[0]))
     for line in lines[1:]:
-        if not (common := common & set(_SEPARATOR.findall(line))):
+        if not common:
             return ""
-    return min(common)
+        common &= set(_SEPARATOR.findall(line))
+    spaced = {mark for mark in common if all(f" {mark} " in line for line in lines)}
+    even = (mark for mark in common if len({line.count(mark) for line in lines}) == 1)
+    return min(spaced or even, default="")

@@ -70,15 +70,16 @@ def index_tokens(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def describe_unreachable_lines(tokens: Sequence[str]) -> str:
-    """Return which lines of a vocabulary no text reaches: empty or repeated; "" if none."""
+    """Return which lines of a vocabulary no text reaches: empty, repeated or two words."""
     index = index_tokens(tokens)
-    lines = [
-        f"line {i + 1} is empty"
-        if not token
-        else f"line {i + 1} repeats as line {index[token] + 1}"
-        for i, token in enumerate(tokens)
-        if not token or index[token] != i
-    ]
+    lines = []
+    for i, token in enumerate(tokens):
+        if not token:
+            lines.append(f"line {i + 1} is empty")
+        elif index[token] != i:
+            lines.append(f"line {i + 1} repeats as line {index[token] + 1}")
+        elif " " in token:
+            lines.append(f"line {i + 1} has a space")
     more = f" and {len(lines) - 3:,} more" if len(lines) > 3 else ""
     return ", ".join(lines[:3]) + more
 

@@ -1,15 +1,38 @@
-"""Rows of a table whose cells hold the words and the tags of a whole sentence."""
+"""Rows and pairs of lines that hold the words and the tags of a whole sentence."""
 
 import itertools
 import re
 from collections.abc import Sequence
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.tag_schemes import OUTSIDE, is_tag
 from data_pipelines.finetuning.token_classification.columns import WordTable
 
 _ELEMENT = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 _SPANS = re.compile(r"""\[\s*[\[({].*\d,.*['"].*[])}]\s*\]|\{\s*['"].*\[.*\}""", re.DOTALL)
 _MIN_EQUAL = 0.9  # of the rows in which two columns have equally many elements
+
+
+def join_sentence_lines(numbered: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
+    """Return lines with a tab between the words and the tags of a sentence.
+
+    They may have ||| between them, or lines of their own: the tags below the words. Other lines are
+    returned as they are.
+    """
+    filled = [(number, line) for number, line in numbered if line.strip()]
+    if filled and all(" ||| " in line for _, line in filled):
+        return [(number, line.replace(" ||| ", "\t")) for number, line in numbered]
+    pairs = list(zip(filled[::2], filled[1::2], strict=False))
+    if 2 * len(pairs) != len(filled) or not all(_are_tags(tags) for _, (_, tags) in pairs):
+        return numbered
+    sizes = [(len(words.split()), len(tags.split())) for (_, words), (_, tags) in pairs]
+    if any(a != b for a, b in sizes) or max(sizes, default=(0,))[0] < 2:
+        return numbered
+    return [(number, f"{words}\t{tags}") for (number, words), (_, tags) in pairs]
+
+
+def _are_tags(line: str) -> bool:
+    return all(tag == OUTSIDE or ("-" in tag and is_tag(tag)) for tag in line.split())
 
 
 def split_cells(table: WordTable) -> None:

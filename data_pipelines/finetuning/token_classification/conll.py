@@ -12,7 +12,10 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import file_format
 from data_pipelines.finetuning.tag_schemes import OUTSIDE, is_tag
-from data_pipelines.finetuning.token_classification.cells import split_cells
+from data_pipelines.finetuning.token_classification.cells import (
+    join_sentence_lines,
+    split_cells,
+)
 from data_pipelines.finetuning.token_classification.columns import (
     Column,
     WordRow,
@@ -76,6 +79,7 @@ def parse_conll(
     """
     numbered = [(number, line.lstrip("\ufeff")) for number, line in enumerate(lines, 1)]
     _reject_other_formats(name, numbered)
+    numbered = [*join_sentence_lines(numbered)]
     is_csv = file_format(epath.Path(name)) == ".csv" and has_csv_delimiters(numbered)
     table = WordTable(name, (read_csv_rows if is_csv else read_line_rows)(name, numbered))
     if not table.rows:
@@ -155,8 +159,9 @@ def _drop_extra_lines(table: WordTable, new_documents: Sequence[int]) -> None:
 def _split_misc(table: WordTable) -> str:
     """Add a column of the tags in MISC, as in NorNE's `name=B-PER`; return its name, or ""."""
     fields = [dict(re.findall(r"([^|=]+)=([^|]*)", row.values[-1])) for row in table.rows]
-    for name in fields[0] if table.names[-1] == "misc" else ():
-        tags = [field.get(name, "") for field in fields]
+    names = {name: None for field in fields for name in field}
+    for name in names if table.names[-1] == "misc" else ():
+        tags = [field.get(name, OUTSIDE) for field in fields]
         inside = {*tags} - {OUTSIDE}
         if inside and all("-" in tag and is_tag(tag) for tag in inside):
             table.names = [*table.names, name.lower()]

@@ -99,7 +99,12 @@ def _item_spans(item: Any) -> Iterator[Span]:
         lower |= {"start": pairs[0][0], "end": pairs[0][1]}
     label_key = next((key for key in _LABEL_KEYS if lower.get(key) is not None), "label")
     label = lower[label_key]
-    (label,) = label if isinstance(label, list) else [label]
+    labels = label if isinstance(label, list) else [label]
+    if len(labels) > 1:
+        raise InputError(f"a span has labels {labels!r}, not one")
+    (label,) = labels
+    if isinstance(label, int):
+        raise InputError(f"label {label!r} is a number, not a name")
     if not isinstance(label, str) or not label:
         raise ValueError
     keys = (key for key in _SURFACE_KEYS if isinstance(lower.get(key), str) and key != label_key)
