@@ -99,6 +99,7 @@ def _item_spans(item: Any) -> Iterator[Span]:
         lower |= {"start": pairs[0][0], "end": pairs[0][1]}
     label_key = next((key for key in _LABEL_KEYS if lower.get(key) is not None), "label")
     label = lower[label_key]
+    start, end = _number(lower, ("start", "begin")), _number(lower, ("end",))
     labels = label if isinstance(label, list) else [label]
     if len(labels) > 1:
         raise InputError(f"a span has labels {labels!r}, not one")
@@ -109,7 +110,7 @@ def _item_spans(item: Any) -> Iterator[Span]:
         raise ValueError
     keys = (key for key in _SURFACE_KEYS if isinstance(lower.get(key), str) and key != label_key)
     surface = lower.get(next(keys, ""), "")
-    yield Span(_number(lower, ("start", "begin")), _number(lower, ("end",)), label, surface)
+    yield Span(start, end, label, surface)
 
 
 def _number(item: dict[str, Any], prefixes: tuple[str, ...]) -> int:
