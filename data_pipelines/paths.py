@@ -23,12 +23,53 @@ def check_exists(path: "epath.PathLike", fix: str) -> "epath.Path":
     """Return a path that a user names.
 
     Raises:
-      InputError: it does not exist; the message ends with `fix`.
+      InputError: it is empty, or does not exist; the message ends with `fix`.
+    """
+    if not (path := as_path(path)).exists():
+        raise InputError(f"{path}: does not exist. {fix}")
+    return path
+
+
+def as_path(path: "epath.PathLike") -> "epath.Path":
+    """Return a path that a user names.
+
+    Raises:
+      InputError: it is empty, which would mean the current directory, or has a NUL character.
     """
     from etils import epath
 
-    if not (path := epath.Path(path)).exists():
-        raise InputError(f"{path}: does not exist. {fix}")
+    if not os.fspath(path).strip() or "\0" in os.fspath(path):
+        raise InputError(f"path={os.fspath(path)!r}: no path. Name one, . for this directory.")
+    return epath.Path(path)
+
+
+def member_path(directory: "epath.Path", name: str, listing: "epath.PathLike") -> "epath.Path":
+    """Return the path of a file or directory that a file in a directory names.
+
+    Whoever wrote the file must not choose what else is read: the name stays within the directory,
+    also through links. Snapshots in the Hub's cache link to `blobs` of their repository.
+
+    Args:
+      directory: the directory.
+      name: path relative to it.
+      listing: the file that has the name, for the error.
+
+    Raises:
+      InputError: the name leaves the directory.
+    """
+    parts = name.replace("\\", "/").split("/")
+    path, inside = directory / name, bool(name) and name.isprintable()
+    inside = inside and parts[0] != "" and ".." not in parts and ":" not in parts[0]
+    if inside and not is_remote(directory):
+        root, target = os.path.realpath(directory), os.path.realpath(path)
+        folder, kind = os.path.split(os.path.dirname(root))
+        roots = [root, os.path.join(folder, "blobs")] if kind == "snapshots" else [root]
+        inside = any(target == place or target.startswith(f"{place}{os.sep}") for place in roots)
+    if not inside:
+        raise InputError(
+            f"{listing}: names {name!r}, which is not inside its directory. Do not use this "
+            "directory, or replace links by the files."
+        )
     return path
 
 
@@ -38,9 +79,7 @@ def check_file(path: "epath.PathLike") -> "epath.Path":
     Raises:
       InputError: the file does not exist, or it is a directory.
     """
-    from etils import epath
-
-    path = epath.Path(path)
+    path = as_path(path)
     if path.is_dir():
         raise InputError(f"{path}: a directory. Name a file in it.")
     if not path.exists():

@@ -99,7 +99,7 @@ DAMAGES = {
     "one bit flipped": (flip_bit, "has changed"),
     "arrays missing": (lambda path: shutil.rmtree(path / "params"), "is missing"),
     "vocabulary missing": (lambda path: (path / "vocab.txt").unlink(), "vocab.txt is missing"),
-    "list emptied": (lambda path: (path / "files.json").write_text(""), "cannot be read"),
+    "list emptied": (lambda path: (path / "files.json").write_text(""), "files.json: not JSON"),
 }
 
 

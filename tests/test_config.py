@@ -149,7 +149,7 @@ def test_load_config_prefers_its_own_model_fields_to_those_of_init(tmp_path) -> 
 
 @pytest.mark.parametrize(
     ("written", "message"),
-    [("{", "is not JSON"), ("[]", "is not a configuration"), (None, "no such file")],
+    [("{", "not JSON"), ("[]", "not an object"), (None, "cannot be read")],
 )
 def test_read_config_rejects_other_files(written: str | None, message: str, tmp_path) -> None:
     path = tmp_path / "config.json"

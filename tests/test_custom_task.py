@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import sentiment_task
 from conftest import sample_vocabulary
+from etils import epath
 from processes import Command, hold
 from random_models import assert_same_params, draw_model
 from run_outputs import metrics, params_of, write_evaluation
 
 import bertjax
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
+from bertjax.config.loading import load_config, read_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
@@ -141,15 +142,34 @@ def test_custom_head_is_exported_and_read_back(trained, folder, tmp_path) -> Non
 @pytest.mark.slow
 def test_commands_convert_and_export_the_heads_of_a_custom_task(trained, tmp_path) -> None:
     program = tmp_path / "moods.stablehlo"
+    task = "--task", "sentiment_task:SentimentTask"
+    untrusted = Command("convert", "--to", "hf", trained, tmp_path / "hf")
+    _, error = untrusted.communicate()
+    assert untrusted.poll() == 2 and "Add --task MODULE:CLASS" in error
     for arguments in (
-        ("convert", "--to", "hf", trained, tmp_path / "hf"),
-        ("export", "--checkpoint", trained, "--to", "stablehlo", "--output", program),
+        ("convert", *task, "--to", "hf", trained, tmp_path / "hf"),
+        ("export", *task, "--checkpoint", trained, "--to", "stablehlo", "--output", program),
     ):
         process = Command(*arguments)
         _, error = process.communicate()
         assert process.poll() == 0, error
     outputs = json.loads((tmp_path / "moods.stablehlo.json").read_text())["outputs"]
     assert [output["name"] for output in outputs] == ["mood_logits"]
+
+
+def test_task_of_a_file_is_not_imported(tmp_path, monkeypatch) -> None:
+    (tmp_path / "hostile_task.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("hostile_task:Task", "json:Task", "bertjax.tasks.task:Task", "os", "a.b:", ":c"):
+        raw = {"task": name, "model": {"hidden_size": 64}}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        with pytest.raises(InputError, match=r"^task='.*': (not imported|unknown task)"):
+            read_config(epath.Path(tmp_path / "config.json"), registry.data_fields())
+        registry.register_heads(epath.Path(tmp_path))
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(InputError, match="unknown task"):
+        registry.import_task("hostile_task:Task")  # which the user names
+    assert (tmp_path / "ran").exists()
 
 
 def test_export_rejects_two_heads_with_one_name(monkeypatch) -> None:

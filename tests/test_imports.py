@@ -52,6 +52,7 @@ BASE = {
         "paths",
         "rampup",
         "ranges",
+        "schema",
     },
 }
 # The entry points of the shell and of Python may import from every layer.

@@ -7,9 +7,19 @@ import re
 import subprocess
 
 import pytest
+from etils import epath
 
 from data_pipelines import paths
-from data_pipelines.paths import atomic_write, atomic_write_text, is_remote
+from data_pipelines.errors import InputError
+from data_pipelines.paths import (
+    as_path,
+    atomic_write,
+    atomic_write_text,
+    check_exists,
+    check_file,
+    is_remote,
+    member_path,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -61,3 +71,36 @@ def test_no_other_module_renames_a_partial_file() -> None:
     pattern = re.compile(r"os\.fsync|\.(partial|draft)[^\n]*\n[^\n]*write_(text|bytes)")
     found = {file for file in files if pattern.search((ROOT / file).read_text("utf-8"))}
     assert found <= {"data_pipelines/paths.py", "tests/test_paths.py"}
+
+
+def test_member_path_stays_within_the_directory(tmp_path) -> None:
+    directory, listing = epath.Path(tmp_path / "model"), "files.json"
+    (directory / "part").mkdir(parents=True)
+    (tmp_path / "outside").write_text("secret")
+    (directory / "part" / "a").write_text("a")
+    for name, target in (("link", "part/a"), ("away", "../outside"), ("up", "..")):
+        os.symlink(target, directory / name)
+    for name in ("part/a", "link", "new"):
+        assert member_path(directory, name, listing) == directory / name
+    hostile = ["", "/etc/passwd", "../outside", "part/../../outside", "away", "up/outside"]
+    for name in [*hostile, "gs://bucket/x", "C:/x", "..\\x", "a\0b"]:
+        with pytest.raises(InputError, match=r"not inside its directory"):
+            member_path(directory, name, listing)
+    with pytest.raises(InputError, match=r"not inside its directory"):
+        member_path(epath.Path("gs://bucket/model"), "../x", listing)
+
+
+def test_member_path_follows_links_of_the_hubs_cache(tmp_path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "123").write_text("weights")
+    (snapshot / "model").symlink_to("../../blobs/123")
+    assert member_path(epath.Path(snapshot), "model", "index").read_text() == "weights"
+
+
+@pytest.mark.parametrize("path", ["", " ", "a\0b"])
+def test_empty_paths_are_rejected(path: str) -> None:
+    for check in (as_path, check_file, lambda path: check_exists(path, "")):
+        with pytest.raises(InputError, match=r"no path\. Name one"):
+            check(path)

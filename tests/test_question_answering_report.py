@@ -106,6 +106,6 @@ def test_report_shows_scores_outcomes_and_escaped_passages(tmp_path) -> None:
     assert "0 errors" not in page
     (tmp_path / "predictions.json").unlink()
     with pytest.raises(
-        InputError, match=r"not a complete evaluation .* Run bertjax evaluate again"
+        InputError, match=r"predictions\.json: cannot be read .* Run bertjax evaluate again"
     ):
         render("squad", epath.Path(tmp_path), sets)

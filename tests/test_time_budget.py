@@ -123,7 +123,7 @@ def test_segments_are_few(tmp_path, budget, clock) -> None:
 
 def test_damaged_budget_file_is_rejected(tmp_path) -> None:
     (tmp_path / BUDGET_FILE).write_text('{"step": 1}')
-    with pytest.raises(InputError, match=r"budget\.json: not a budget file that a run wrote"):
+    with pytest.raises(InputError, match=r"budget\.json: not a list"):
         TimeBudget(epath.Path(tmp_path), SECONDS)
 
 

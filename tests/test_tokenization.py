@@ -141,9 +141,9 @@ def test_load_tokenizer_rejects_options_that_contradict_the_directory(
     ("config", "message"),
     [
         ("{", "tokenizer_config.json: not JSON"),
-        ("[]", "tokenizer_config.json: not a JSON object"),
+        ("[]", "tokenizer_config.json: not an object"),
         ('{"tokenize_chinese_chars": false}', "has tokenize_chinese_chars=false"),
-        ('{"do_lower_case": "false"}', r"do_lower_case='false': a text\. Write true or false"),
+        ('{"do_lower_case": "false"}', r"do_lower_case='false': not true or false"),
     ],
 )
 def test_load_tokenizer_rejects_an_invalid_configuration(

@@ -128,7 +128,7 @@ def test_load_tokenizer_rejects_other_tokenizers(content: str, message: str, tmp
             {"subword_tokenizer_type": "character"},
             "has subword_tokenizer_type='character', which is not supported",
         ),
-        ({"added_tokens_decoder": {"5": "a"}}, "invalid added tokens"),
+        ({"added_tokens_decoder": {"5": "a"}}, "added_tokens_decoder.5='a': not an object"),
     ],
 )
 def test_load_tokenizer_rejects_unsupported_options(fields, message: str, tmp_path) -> None:

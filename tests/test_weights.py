@@ -230,7 +230,7 @@ def test_read_accepts_the_names_of_early_converters(tmp_path) -> None:
         (
             "config.json",
             b'{"hidden_size": 64, "vocab_size": "40"}',
-            "vocab_size='40': not a number",
+            "vocab_size='40': not a whole number",
         ),
     ],
 )

@@ -64,7 +64,7 @@ from bertjax.mesh import distributed
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import as_path, is_remote
 
 _SAVE_TIMEOUT_SECONDS = 3600  # for processes that wait for each other's writes
 _log = logging.getLogger("bertjax")
@@ -303,4 +303,5 @@ class Checkpointer:
 
 def absolute_path(path: epath.PathLike) -> epath.Path:
     """Return a path that Orbax accepts: absolute; remote paths must not be resolved."""
-    return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
+    path = as_path(path)
+    return path if is_remote(path) else path.resolve()

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from etils import epath
 
 from bertjax.faults import fault_point
-from data_pipelines.paths import atomic_write_text, is_remote
+from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text, is_remote, member_path
+from data_pipelines.schema import read_json_object
 
 PARAMS_DIR, TRAINING_DIR, MANIFEST_FILE = "params", "training", "files.json"
 _ORBAX_METADATA = "_CHECKPOINT_METADATA"
@@ -35,14 +37,17 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
       path: directory of the checkpoint.
       ignored_dir: a directory in it that is not checked.
     """
+    listing = path / MANIFEST_FILE
     try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text())
-    except (OSError, ValueError):
-        return f"{MANIFEST_FILE} cannot be read"
-    for name, (size, digest) in manifest.items():
+        manifest = read_json_object(listing, {str: [(int, str)]}, "Use another checkpoint.")
+        files = {name: member_path(path, name, listing) for name in manifest}
+    except InputError as error:
+        return str(error).removeprefix(f"{path}/").rstrip(".")
+    for name, entry in manifest.items():
         if ignored_dir and name.startswith(f"{ignored_dir}/"):
             continue
-        file = path / name
+        size, digest = (*entry, None, None)[:2]
+        file = files[name]
         if not file.exists():
             return f"{name} is missing"
         if file.stat().length != size:

@@ -15,7 +15,9 @@ from typing import Any
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 
 SCORES_FILE = "scores.json"  # in checkpoints that were saved after an evaluation
 _LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse)$")
@@ -29,12 +31,12 @@ def write_scores(checkpoint: epath.Path, scores: Mapping[str, float]) -> None:
 
 def read_scores(checkpoint: epath.Path) -> dict[str, float]:
     """Return the scores of a checkpoint; empty if it has none or they cannot be read."""
-    return _read_json(checkpoint / SCORES_FILE)
+    return _read_json(checkpoint / SCORES_FILE, {str: float})
 
 
 def read_best_metric_name(checkpoint: epath.Path) -> str:
     """Return `best_metric` of the checkpoint's configuration; "" if its run keeps no best one."""
-    name: str = _read_json(checkpoint / "config.json").get("best_metric", "")
+    name: str = _read_json(checkpoint / "config.json", {"best_metric": str}).get("best_metric", "")
     return name
 
 
@@ -116,10 +118,9 @@ def read_info(step: int, path: epath.Path, best_metric: str) -> CheckpointInfo:
     return CheckpointInfo(step, {"rank": (score, -step)} if score > -math.inf else None)
 
 
-def _read_json(path: epath.Path) -> dict[str, Any]:
+def _read_json(path: epath.Path, schema: Any) -> dict[str, Any]:
     """Return the object in a JSON file; empty if it is missing or damaged."""
     try:
-        content = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
+        return read_json_object(path, schema, "") if path.exists() else {}
+    except InputError:
         return {}
-    return content if isinstance(content, dict) else {}

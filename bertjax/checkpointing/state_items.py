@@ -14,6 +14,7 @@ from bertjax.mesh.feed import to_devices
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 
 _METRIC_SUMS_FILE = "window.json"
 
@@ -40,7 +41,8 @@ def restore_state(path: epath.Path, target: TrainState) -> TrainState:
     """
     params = _restore(path / PARAMS_DIR, target.params)
     training = _restore(path / TRAINING_DIR, _training_tree(target))
-    saved = json.loads((path / TRAINING_DIR / _METRIC_SUMS_FILE).read_text())
+    sums_file = path / TRAINING_DIR / _METRIC_SUMS_FILE
+    saved = read_json_object(sums_file, {str: [object]}, "Use another checkpoint.")
     # Pairs of numbers, or of lists for several runs; a metric that is new has no sum yet.
     pairs = {name: saved.get(name, (0.0, 0.0)) for name in target.metric_sums}
     numbers = {name: tuple(map(np.asarray, pair)) for name, pair in pairs.items()}

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from bertjax.cli.files import check_directory
+from bertjax.cli.files import add_task, check_directory
 
 ORDER = 90
 EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, choices=FORMATS, help="format of DST")
     parser.add_argument("source", metavar="SRC", help="model directory, checkpoint or workdir")
     parser.add_argument("target", metavar="DST", help="new directory")
+    add_task(parser)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 
-from bertjax.cli.files import check_output, read_lines
+from bertjax.cli.files import add_task, check_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--normalize", action="store_true", help="scale each text's embedding to length 1"
     )
+    add_task(parser)
 
 
 def check(args: argparse.Namespace) -> None:

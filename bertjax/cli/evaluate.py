@@ -1,7 +1,6 @@
 """Evaluate a checkpoint."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bertjax.cli.config_args import add_config, check_config, load
 from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
-from bertjax.cli.files import as_json, check_directory, open_output
+from bertjax.cli.files import add_task, as_json, check_directory, open_output
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 
@@ -36,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="directory for scores and predictions"
     )
+    add_task(parser)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -95,12 +95,13 @@ def _check_same_evaluation(
 ) -> None:
     """Raise InputError if the output holds an evaluation of other checkpoints or other data."""
     from bertjax.workdir.workdir import RESUMABLE_FIELDS, config_difference
+    from data_pipelines.schema import read_json_object
 
     try:
-        earlier = json.loads(file.read_text())
-        evaluated, fields = earlier["checkpoints"], earlier["config"]
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        earlier = read_json_object(file, {"checkpoints": [str], "config": {str: object}}, "")
+    except InputError:
         return  # none, or an incomplete one
+    evaluated, fields = earlier["checkpoints"], earlier["config"]
     if list(map(os.path.normpath, evaluated)) != list(map(os.path.normpath, checkpoints)):
         raise InputError(
             f"--output={file.parent}: holds the scores of {' '.join(evaluated)}. Name another."

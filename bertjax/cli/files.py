@@ -27,6 +27,16 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="checkpoint or workdir, or a model directory of Hugging Face or TF1",
     )
+    add_task(parser)
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Add `--task`, whose module is imported before the subcommand runs."""
+    parser.add_argument(
+        "--task",
+        metavar="MODULE:CLASS",
+        help="task of your own that the model was trained for; its code runs (a built-in task)",
+    )
 
 
 def read_lines(path: str) -> Iterator[str]:

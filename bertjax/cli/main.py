@@ -39,14 +39,24 @@ from bertjax.errors import CommandError
 from bertjax.mesh import child_process
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.version import __version__
-from data_pipelines.errors import InputError
+from data_pipelines.errors import InputError, one_line
 
 _MEMORY_FIX = (
     "end other programs on this machine, or use a smaller model, a smaller batch or more devices."
 )
+_MAX_NUMBER = 10_000_000  # of an option; each would be allocated or started
 _SIGPIPE_STATUS = 128 + 13  # a shell's exit status for a program that SIGPIPE ended
 # A path that was used before it was checked is a fault of bertjax, not of the machine.
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+
+
+class _OneLineFormatter(logging.Formatter):
+    """Formatter that keeps warnings and errors, which may quote a file, to one line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (of logging)
+        """Return the message of a record."""
+        message = super().formatMessage(record)
+        return one_line(message) if record.levelno >= logging.WARNING else message
 
 
 class _OnceFilter(logging.Filter):
@@ -99,7 +109,8 @@ def _parse_and_run(argv: Sequence[str]) -> int:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_OnceFilter())
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler])
+    handler.setFormatter(_OneLineFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for ours in ("bertjax", "data_pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # absl's errors arrive as exceptions
@@ -145,6 +156,10 @@ def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
             status = run_in_child_if_distributed(args)
             if status is not None:
                 return status
+        if vars(args).get("task"):
+            from bertjax.tasks import registry
+
+            registry.import_task(args.task)
         args.run(args)
         return 0
     except InputError as error:
@@ -189,7 +204,7 @@ def _out_of_memory_detail(error: BaseException) -> str | None:
 
 
 def _report_error(error: BaseException, status: int) -> int:
-    print(f"bertjax: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"bertjax: {one_line(str(error))}", file=sys.stderr)
     return status
 
 
@@ -205,8 +220,19 @@ class _Parser(argparse.ArgumentParser):
     """Parser whose usage errors are one line and suggest the nearest subcommand."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"bertjax: {message}: see {self.prog} --help.", file=sys.stderr)
+        print(f"bertjax: {one_line(message)}: see {self.prog} --help.", file=sys.stderr)
         sys.exit(2)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Convert an argument; an empty path would mean the current directory."""
+        # A text has its own message, some defaults are "", and a subcommand has its own parser.
+        is_checked = action.nargs != argparse.PARSER and action.dest != "text"
+        if is_checked and not arg_string.strip() and action.default != arg_string:
+            raise argparse.ArgumentError(action, "it is empty, give a value")
+        value = super()._get_value(action, arg_string)
+        if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+            raise argparse.ArgumentError(action, f"{arg_string[:20]} is above {_MAX_NUMBER:,}")
+        return value
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:

@@ -2,6 +2,7 @@
 
 import argparse
 
+from bertjax.cli.files import add_task
 from data_pipelines.libraries import check_installed
 from data_pipelines.paths import check_exists
 
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", metavar="DIR", help="workdir, or the output of evaluate, sweep or prepare"
     )
+    add_task(parser)
 
 
 def check(args: argparse.Namespace) -> None:

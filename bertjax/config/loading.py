@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from bertjax.config.config_file import override_fields, run_config_file
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from data_pipelines.errors import InputError
-from data_pipelines.paths import check_file
+from data_pipelines.schema import read_json_object
 
 # Fields that define a model. A run that is initialized from it cannot change them; the other fields
 # of BertConfig define how it is trained and computed.
@@ -33,6 +32,11 @@ MODEL_FIELDS = (
     "causal",
     *LAYER_MIX_FIELDS,
 )
+
+_SCHEMA = {"task?": str, "model?": {str: object}, "data?": {str: object}, "mesh?": {str: object}}
+_SCHEMA |= {"optimizer?": {str: object}, "best_metric?": str}
+_RUN_SCHEMA = {"step": int, "data_fingerprint": str, "corpus_descriptions?": {str: str}}
+_FIX = "Use a file that a run wrote."
 
 
 def load_config(
@@ -95,24 +99,31 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
 
 def read_config(path: epath.Path, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
     """Return the `Config` in the config.json of a run or checkpoint."""
-    return parse_config(_read_json(path), data_fields)
+    return parse_config(read_config_dict(path), data_fields)
 
 
 def read_model_config(path: epath.Path) -> BertConfig:
     """Return the model in the config.json of a run or checkpoint of any task."""
-    raw = _read_json(path)
-    if not isinstance(raw.get("model"), dict):
-        raise InputError(f"{path}: has no model. Use a file that a run wrote.")
+    raw = read_config_dict(path)
+    if not raw.get("model"):
+        raise InputError(f"{path}: has no model. {_FIX}")
     model: BertConfig = build_dataclass(BertConfig, raw["model"], "model.", Config)
     return model
 
 
-def _read_json(path: epath.Path) -> dict[str, Any]:
-    content = check_file(path).read_bytes()
-    try:
-        raw = json.loads(content)
-    except ValueError as error:
-        raise InputError(f"{path}: is not JSON ({error}). Use a file that a run wrote.") from error
-    if not isinstance(raw, dict):
-        raise InputError(f"{path}: is not a configuration. Use a file that a run wrote.")
-    return raw
+def read_config_dict(path: epath.Path) -> dict[str, Any]:
+    """Return the config.json of a run or checkpoint, whose fields are not yet checked.
+
+    Raises:
+      InputError: the file is missing, or not what a run writes.
+    """
+    return read_json_object(path, _SCHEMA, _FIX)
+
+
+def read_run_record(directory: epath.Path) -> dict[str, Any]:
+    """Return the run.json of a workdir or checkpoint.
+
+    Raises:
+      InputError: the file is missing, or not what a run writes.
+    """
+    return read_json_object(directory / "run.json", _RUN_SCHEMA, _FIX)

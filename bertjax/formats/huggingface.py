@@ -13,14 +13,19 @@ from safetensors.numpy import save as save_safetensors
 from bertjax.formats.detection import BERT_CONFIG_FILE, WEIGHTS
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
-from bertjax.formats.weights import read_json, read_weights
+from bertjax.formats.weights import read_weights
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
+from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
-from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokenizer
+from data_pipelines.vocabulary.tokenization import (
+    TOKENIZER_FILES,
+    load_tokenizer,
+    read_tokenizer_config,
+)
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 CONFIG_NAME = "config.json"
@@ -41,6 +46,14 @@ _FIELDS = (
     "layer_norm_eps",
     "initializer_range",
 )
+_FLOAT_FIELDS = _FIELDS[-4:]
+SCHEMA = {  # of config.json
+    **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in _FIELDS},
+    **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?"), str),
+    **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
+    **{"architectures?": [str], "num_labels?": int},
+}
+FIX = "Give the directory as published."
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
@@ -247,11 +260,6 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
             "configuration of this model."
         )
     fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
-    for name, value in fields.items():
-        if not isinstance(value, int | float):
-            raise InputError(
-                f"{path}: {name}={value!r}: not a number. Write it as one in {CONFIG_NAME}."
-            )
     causal = bool(config_dict.get("is_decoder", False))
     return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal)
 
@@ -269,13 +277,14 @@ def bert_config_dict(config: BertConfig) -> dict[str, Any]:
 
 def read_config_dict(path: epath.Path) -> dict[str, Any]:
     """Return the content of config.json, or bert_config.json as early converters named it."""
-    if not (path / CONFIG_NAME).exists() and (path / BERT_CONFIG_FILE).exists():
-        return read_json(path / BERT_CONFIG_FILE)
-    return read_json(path / CONFIG_NAME)
+    is_early = not (path / CONFIG_NAME).exists() and (path / BERT_CONFIG_FILE).exists()
+    return read_json_object(path / (BERT_CONFIG_FILE if is_early else CONFIG_NAME), SCHEMA, FIX)
 
 
 def read_max_length(path: epath.Path) -> int | None:
     """Return `model_max_length` of tokenizer_config.json; None without one."""
-    config_dict = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+    config_dict = read_tokenizer_config(path)
     length = config_dict.get("model_max_length", config_dict.get("max_len"))
-    return int(length) if isinstance(length, int | float) else None
+    if isinstance(length, int | float) and 0 < length < 1 << 31:  # 1e30 stands for none
+        return int(length)
+    return None

@@ -9,7 +9,7 @@ from etils import epath
 
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
-from bertjax.config.loading import read_model_config
+from bertjax.config.loading import read_config_dict, read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.detection import find_format
 from bertjax.formats.sentence_transformers import lower_cases_texts
@@ -21,6 +21,7 @@ from bertjax.model.heads import check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.log import warn_once
+from data_pipelines.schema import check_schema, read_json_value
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _MIN_VOCAB_FRACTION = 0.9  # of vocab_size; some models round it up
@@ -59,8 +60,7 @@ def read_run_config(path: epath.PathLike) -> dict[str, Any]:
     """
     if find_format(path) != "bertjax":
         raise InputError(f"{path}: a published model names no data to evaluate on. Give --config.")
-    raw: dict[str, Any] = json.loads((find_unverified_checkpoint(path) / "config.json").read_text())
-    return raw | {"mesh": {}}
+    return read_config_dict(find_unverified_checkpoint(path) / "config.json") | {"mesh": {}}
 
 
 def find_labels(path: epath.PathLike) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
 def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:
     """Return the label names in a checkpoint of bertjax; empty if it has none."""
     path = checkpoint / LABELS_FILE
-    return tuple(json.loads(path.read_text())) if path.exists() else ()
+    return tuple(read_json_value(path, [str], "Use another checkpoint.")) if path.exists() else ()
 
 
 def write_labels(directory: epath.Path, labels: Sequence[str]) -> None:
@@ -109,7 +109,8 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
 def _read_bertjax(path: epath.Path) -> NumpyModel:
     path = find_checkpoint(path)
     config, params = read_model_config(path / "config.json"), read_param_shapes(path)
-    data = json.loads((path / "config.json").read_text()).get("data", {})
+    data = read_config_dict(path / "config.json").get("data") or {}
+    check_schema(f"{path}: data.", data, {"glue?": str, "problem_type?": str}, "Use another one.")
     glue = data.get("glue")
     return NumpyModel(
         config,

@@ -1,12 +1,21 @@
 """Model card (README.md) of an exported model."""
 
-import json
+import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
+from bertjax.config.loading import read_run_record
 from bertjax.formats.tensors import NumpyModel
+from data_pipelines.schema import read_json_object
+
+_SCHEMA = {
+    **{"task": str, "batch_size": int, "max_seq_length": int, "steps": (int, str), "seed": int},
+    **{"init": str, "data": {"dir": str}, "optimizer": {"name": str, "learning_rate": float}},
+}
+_MARKDOWN = re.compile(r"[\\`*\[\]|!]")
 
 
 def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float]) -> str:
@@ -49,6 +58,12 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
     return "\n".join(lines)
 
 
+def escape_markdown(value: object) -> str:
+    """Return a value as one line of plain text in Markdown: no link, no HTML, no table cell."""
+    text = html.escape(" ".join(str(value).split()), quote=False)
+    return _MARKDOWN.sub(r"\\\g<0>", text)
+
+
 def _format_steps(steps: int | str) -> str:
     return steps if isinstance(steps, str) else f"{steps:,}"
 
@@ -64,7 +79,8 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
     """Return the lines of a table of the run, and of its evaluation scores; [] without a run."""
     if not (source / "run.json").exists():
         return []
-    run, config = (json.loads((source / n).read_text()) for n in ("run.json", "config.json"))
+    run = read_run_record(source)
+    config = read_json_object(source / "config.json", _SCHEMA, "Use another checkpoint.")
     optimizer = config["optimizer"]
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
@@ -80,11 +96,11 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
         ("initialized from", config["init"] or "random parameters"),
     ]
     lines = ["## Training", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in rows]
+    lines += [f"| {escape_markdown(name)} | {escape_markdown(value)} |" for name, value in rows]
     if scores:
         lines += ["", "## Evaluation", "", "| | |", "|---|---:|"]
         lines += [
-            f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value:.4f} |"
+            f"| {escape_markdown(name)} | {value:{',' if isinstance(value, int) else '.4f'}} |"
             for name, value in scores.items()
         ]
     return [*lines, ""]

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bertjax.formats.huggingface import read_max_length
-from bertjax.formats.weights import read_json
 from data_pipelines.errors import InputError
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
-from data_pipelines.parsing import parse_json
+from data_pipelines.paths import member_path
+from data_pipelines.schema import read_json_object, read_json_value
 
 MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
@@ -18,6 +18,13 @@ _SENTENCE_CONFIG_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_FIX = "Download it again."
+_MODULES_SCHEMA = [{"type": str, "path": str}]
+_POOLING_SCHEMA = {"pooling_mode?": str, "include_prompt?": bool}
+_SETTINGS_SCHEMA = {
+    **{"max_seq_length?": int, "do_lower_case?": bool},
+    **{"prompts?": {str: (str, None)}, "default_prompt_name?": str},
+}
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -54,13 +61,14 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     path = epath.Path(path)
     if not (path / MODULES_FILE).exists():
         return None
-    try:
-        modules = parse_json((path / MODULES_FILE).read_bytes().decode())
-        kinds = [(module["type"].rpartition(".")[2], path / module["path"]) for module in modules]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path / MODULES_FILE} cannot be read ({error}). Download it again."
-        ) from error
+    modules = read_json_value(path / MODULES_FILE, _MODULES_SCHEMA, _FIX)
+    kinds = [
+        (
+            module["type"].rpartition(".")[2],
+            member_path(path, module["path"], path / MODULES_FILE) if module["path"] else path,
+        )
+        for module in modules
+    ]
     names = [kind for kind, _ in kinds]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
@@ -71,7 +79,7 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
         check_settings(path / MODULES_FILE, module, MODULES_FILE)
     model, pooling = kinds[0][1], kinds[1][1]
     settings = _read_sentence_config(model)
-    pooling_dict = read_json(pooling / "config.json")
+    pooling_dict = read_json_object(pooling / "config.json", _POOLING_SCHEMA, _FIX)
     check_settings(pooling / "config.json", pooling_dict, "1_Pooling/config.json")
     prompt = _default_prompt(path)
     if prompt and not pooling_dict.get("include_prompt", True):
@@ -98,7 +106,7 @@ def _read_sentence_config(model: epath.Path) -> dict[str, Any]:
 
 def _read_settings(path: epath.Path, file_name: str) -> dict[str, Any]:
     """Return the checked settings of a file, {} if it does not exist."""
-    settings = read_json(path) if path.exists() else {}
+    settings = read_json_object(path, _SETTINGS_SCHEMA, _FIX) if path.exists() else {}
     check_settings(path, settings, file_name)
     return settings
 

@@ -12,13 +12,15 @@ from etils import epath
 from bertjax.formats.detection import BERT_CONFIG_FILE, CHECKPOINT_PREFIX, check_tensorflow
 from bertjax.formats.huggingface import (
     CONFIG_NAME,
+    FIX,
+    SCHEMA,
     make_model,
     parse_bert_config,
     to_config_dict,
 )
 from bertjax.formats.tensors import NumpyModel
-from bertjax.formats.weights import read_json
 from data_pipelines.errors import InputError
+from data_pipelines.schema import read_json_object
 
 _log = logging.getLogger("bertjax")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of Keras objects
@@ -63,7 +65,7 @@ def read(path: epath.Path) -> NumpyModel:
 def read_config_dict(path: epath.Path) -> dict[str, Any]:
     """Return the content of bert_config.json, or of config.json where that is missing."""
     has_own = (path / BERT_CONFIG_FILE).exists()
-    return read_json(path / (BERT_CONFIG_FILE if has_own else CONFIG_NAME))
+    return read_json_object(path / (BERT_CONFIG_FILE if has_own else CONFIG_NAME), SCHEMA, FIX)
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:

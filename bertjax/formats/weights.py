@@ -13,7 +13,8 @@ from etils import epath
 
 from bertjax.formats.detection import TORCH_WEIGHTS, WEIGHTS
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_json
+from data_pipelines.paths import member_path
+from data_pipelines.schema import check_regular, read_json_object
 from data_pipelines.vocabulary.vocab_file import check_content
 
 _DTYPES: dict[str, Any] = {
@@ -28,6 +29,8 @@ _WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 # Entries of training checkpoints that hold the weights.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model", "module", "net")
 _WRAPPERS = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")
+_INDEX_SCHEMA = {"weight_map": {str: str}}
+_FIX = "Give the complete directory."
 _log = logging.getLogger("bertjax")
 
 
@@ -95,15 +98,16 @@ def _read_files(path: epath.Path) -> dict[str, np.ndarray]:
         if (path / name).exists():
             return read_file(path / name)
         if index.exists():
-            files = sorted(set(read_json(index).get("weight_map", {}).values()))
+            files = set(read_json_object(index, _INDEX_SCHEMA, _FIX)["weight_map"].values())
             arrays: dict[str, np.ndarray] = {}
-            for file in files:
-                arrays |= read_file(path / file)
+            for file in sorted(files):
+                arrays |= read_file(member_path(path, file, index))
             return arrays
     raise InputError(f"{path}: no {WEIGHTS}. Give a model directory of Hugging Face.")
 
 
 def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
+    check_regular(path, _FIX)
     try:
         content = path.read_bytes()
         _check_content(content[:64], path)
@@ -130,6 +134,7 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             f"{path}: needs torch, which is not installed. Install it, or give model.safetensors, "
             "which save_pretrained of transformers writes."
         ) from None
+    check_regular(path, _FIX)
     try:
         with path.open("rb") as file:
             _check_content(file.read(64), path)
@@ -149,20 +154,3 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
         for name, tensor in tensors.items()
         if isinstance(tensor, torch.Tensor)
     }
-
-
-def read_json(path: epath.Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-      InputError: the file is missing or holds something else.
-    """
-    try:
-        content = parse_json(path.read_bytes().decode())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}). Give the complete directory."
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a JSON object. Give the directory as published.")
-    return content

@@ -7,6 +7,7 @@ from etils import epath
 
 from bertjax.checkpointing.integrity import metadata_files
 from bertjax.checkpointing.lookup import find_checkpoint, write_params
+from bertjax.config.loading import read_run_record
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
@@ -69,7 +70,7 @@ def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:
     workdir = checkpoint.parent.parent
     if not (checkpoint / "run.json").exists() or not metrics_path(workdir).exists():
         return {}
-    step = json.loads((checkpoint / "run.json").read_text())["step"]
+    step = read_run_record(checkpoint)["step"]
     lines = [
         line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("eval", step)
     ]

@@ -266,6 +266,6 @@ def check_modules_known(modules: Iterable[str], source: object) -> None:
     for module in modules:
         if module not in (*BACKBONE_MODULES, *HEADS):
             raise InputError(
-                f"{source}: the head {module!r} is unknown and would be lost. Put the module of "
-                "its task on PYTHONPATH."
+                f"{source}: the head {module!r} is unknown and would be lost. Add --task "
+                "MODULE:CLASS of its task, or import its module."
             )

@@ -9,6 +9,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.loading import read_config_dict
 from bertjax.html.axes import format_number
 from bertjax.html.charts import Chart, MetricDisplay, Point, line_chart
 from bertjax.html.page import Section, Status, render_report
@@ -83,14 +84,7 @@ def read_run(workdir: epath.Path) -> tuple[Sequence[MetricEntry], dict[str, Any]
             "log_every."
         )
     path = workdir / "config.json"
-    if not path.exists():
-        raise InputError(f"{path}: does not exist. Pass the --workdir of a run.")
-    try:
-        return entries, flatten(json.loads(path.read_text()))
-    except (ValueError, AttributeError):
-        raise InputError(
-            f"{path}: not the configuration of a run. Restore it from a checkpoint."
-        ) from None
+    return entries, flatten(read_config_dict(path))
 
 
 def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> str:

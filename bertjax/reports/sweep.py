@@ -3,12 +3,34 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from bertjax.html.charts import Chart
 from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
 from bertjax.html.tables import TextTable
+from data_pipelines.errors import InputError
+from data_pipelines.schema import read_json_object
 
 _POINTS_PER_CHART = 8  # points of the grid
+_FIX = "Run the sweep again."
+_NUMBER = (float, None)
+_POINT = {"label": str, "num_runs": int, "num_failed": int}
+_POINT |= dict.fromkeys(("mean?", "std?", "min?", "max?"), float)
+_RUN = {"name": str, "point": str, "failed": bool, "scores": {str: _NUMBER}}
+_SCHEMA = {"primary_metric": str, "best": str, "runs": [_RUN], "points": [_POINT]}
+
+
+def read_sweep(path: epath.Path) -> dict[str, Any]:
+    """Return the content of sweep.json.
+
+    Raises:
+      InputError: the file is not what a sweep writes.
+    """
+    results = read_json_object(path, _SCHEMA, _FIX)
+    if results["best"] not in [run["name"] for run in results["runs"]]:
+        raise InputError(f"{path}: best={results['best']!r}: none of its runs. {_FIX}")
+    return results
 
 
 def render_sweep(name: str, results: Mapping[str, Any]) -> str:
@@ -69,7 +91,7 @@ def _point_table(points: Sequence[Mapping[str, Any]]) -> TextTable:
             str(number),
             str(point["num_runs"]),
             str(point["num_failed"]),
-            *(_format_score(point[name]) for name in ("mean", "std", "min", "max")),
+            *(_format_score(point.get(name)) for name in ("mean", "std", "min", "max")),
         )
         for number, point in enumerate(points, 1)
     ]

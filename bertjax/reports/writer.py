@@ -1,6 +1,5 @@
 """The report of a directory: a run, a sweep, an evaluation or a corpus."""
 
-import json
 import os
 
 from etils import epath
@@ -8,7 +7,7 @@ from etils import epath
 from bertjax.config.loading import parse_config
 from bertjax.reports.corpus import render_corpus
 from bertjax.reports.run import read_run, render_run
-from bertjax.reports.sweep import render_sweep
+from bertjax.reports.sweep import read_sweep, render_sweep
 from bertjax.sweeps.sweep import RESULT_FILE
 from bertjax.tasks import registry
 from bertjax.tasks.task import EVALUATION_FILE
@@ -16,6 +15,7 @@ from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
 from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write
+from data_pipelines.schema import read_json_object
 
 
 def write_report(directory: epath.PathLike) -> epath.Path:
@@ -32,7 +32,7 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     if (directory / EVALUATION_FILE).exists():
         text = _render_evaluation(name, directory)
     elif (directory / RESULT_FILE).exists():
-        text = render_sweep(name, json.loads((directory / RESULT_FILE).read_text()))
+        text = render_sweep(name, read_sweep(directory / RESULT_FILE))
     elif (directory / MANIFEST).exists():
         text = render_corpus(directory, name)
     elif (directory / PARALLEL_RUNS_DIR).exists():
@@ -47,10 +47,6 @@ def write_report(directory: epath.PathLike) -> epath.Path:
 
 def _render_evaluation(name: str, directory: epath.Path) -> str:
     path = directory / EVALUATION_FILE
-    try:
-        config = parse_config(json.loads(path.read_text())["config"], registry.data_fields())
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{path}: not the record of an evaluation ({error!r}). Run bertjax evaluate again."
-        ) from error
+    record = read_json_object(path, {"config": {str: object}}, "Run bertjax evaluate again.")
+    config = parse_config(record["config"], registry.data_fields())
     return registry.find_task(config.task).report(name, config, directory)

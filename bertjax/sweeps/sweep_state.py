@@ -17,6 +17,7 @@ from bertjax.tasks.task import Task
 from bertjax.workdir.workdir import PARALLEL_RUNS_DIR, RESUMABLE_FIELDS, config_difference
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 
 DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
@@ -132,13 +133,10 @@ class SweepState:
 
 
 def _read_entries(path: epath.Path) -> dict[str, dict[str, Any]]:
-    try:
-        entries: dict[str, dict[str, Any]] = json.loads(path.read_text())
-        for entry in entries.values():
-            [entry[name] for name in (*_RUN_KEYS, "scores", "failed")]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: not the outcomes of a sweep. Use another --workdir.") from error
-    return entries
+    entry = {"config": {str: object}, "data_fingerprint": str, "failed": bool}
+    return read_json_object(
+        path, {str: entry | {"scores": {str: (float, None)}}}, "Use another --workdir."
+    )
 
 
 def write_json(path: epath.Path, content: Any) -> None:

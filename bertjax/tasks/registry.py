@@ -1,18 +1,20 @@
 """Registry of tasks by name. A new task is one new file or folder, and one line in `TASKS`.
 
 A task outside this package needs no line. A configuration names it as `MODULE:CLASS`, such as
-`task="my_package.sentiment:SentimentTask"`.
+`task="my_package.sentiment:SentimentTask"`. Its module is imported only where a user names it: in a
+configuration or by `--task`. The name in a checkpoint alone runs no code.
 """
 
 import contextlib
 import importlib
-import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.loading import read_config_dict
 from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import Pipeline
@@ -30,30 +32,57 @@ TASKS = {  # task name -> MODULE:CLASS
 }
 
 
-def find_task(name: str) -> type[Task]:
-    """Return the class of a task.
+def import_task(name: str) -> type[Task]:
+    """Import the module of a task that the user names, and return its class.
 
     Raises:
       InputError: there is no task of this name.
     """
     module_name, _, class_name = TASKS.get(name, name).partition(":")
-    task: Any = None
-    if module_name and class_name:
+    if all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         try:
-            task = getattr(importlib.import_module(module_name), class_name, None)
+            importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise  # the task's module exists; a module that it imports is missing
-    if not (isinstance(task, type) and issubclass(task, Task)):
-        raise InputError(
-            f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
-            "subclass of bertjax.tasks.task.Task and its module on PYTHONPATH."
-        )
+            raise _unknown_task(name) from None
+    return find_task(name)
+
+
+def find_task(name: str) -> type[Task]:
+    """Return the class of a registered task, or of one whose module is imported already.
+
+    Raises:
+      InputError: there is no task of this name, or its module is not imported: whoever wrote a
+        checkpoint must not choose the code that runs.
+    """
+    if name in TASKS:
+        module_name, _, class_name = TASKS[name].partition(":")
+        task = getattr(importlib.import_module(module_name), class_name)
+    else:
+        module_name, colon, class_name = name.partition(":")
+        module = sys.modules.get(module_name)
+        if module is None and colon:
+            raise InputError(
+                f"task={name!r}: not imported, because a file names it. If you trust the code, add "
+                f"--task {name}, or import {module_name} in Python."
+            )
+        task = vars(module).get(class_name) if module else None
+    is_task = isinstance(task, type) and issubclass(task, Task) and hasattr(task, "DATA_FIELDS")
+    if not is_task:
+        raise _unknown_task(name)
     return task
 
 
+def _unknown_task(name: str) -> InputError:
+    return InputError(
+        f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
+        "subclass of bertjax.tasks.task.Task and its module on PYTHONPATH."
+    )
+
+
 def register_heads(checkpoint: epath.Path | None = None) -> None:
-    """Import the tasks whose heads a model may have, since a task's module registers its heads.
+    """Import the registered tasks whose heads a model may have, which their modules register.
 
     Args:
       checkpoint: a checkpoint of bertjax, whose task is imported; None for a published model, which
@@ -61,7 +90,7 @@ def register_heads(checkpoint: epath.Path | None = None) -> None:
     """
     names = [*TASKS]
     if checkpoint is not None:
-        names = [json.loads((checkpoint / "config.json").read_text())["task"]]
+        names = [read_config_dict(checkpoint / "config.json").get("task") or Config.task]
     for name in names:
         with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
             find_task(name)
@@ -95,14 +124,21 @@ def infer_config(model: NumpyModel) -> Config:
     )
 
 
-def data_fields() -> Mapping[str, Mapping[str, Any]]:
-    """Return task name -> defaults of its `data` fields; a lookup imports the task's module."""
-    return _DataFields()
+def data_fields(imports_task: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    """Return task name -> defaults of its `data` fields; a lookup imports a registered task.
+
+    Args:
+      imports_task: also import the module of a task that is not registered, which a user names.
+    """
+    return _DataFields(import_task if imports_task else find_task)
 
 
 class _DataFields(Mapping[str, Mapping[str, Any]]):
+    def __init__(self, find: Callable[[str], type[Task]]) -> None:
+        self._find = find
+
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return {name: field.default for name, field in find_task(name).DATA_FIELDS.items()}
+        return {name: field.default for name, field in self._find(name).DATA_FIELDS.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(TASKS)

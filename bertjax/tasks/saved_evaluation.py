@@ -1,6 +1,5 @@
 """Output of `bertjax evaluate`, read for its report."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,8 +9,10 @@ from bertjax.html.page import Section, render_report
 from bertjax.html.tables import eval_set_table
 from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
+from data_pipelines.schema import read_json_object, read_json_value
 
 PREDICTIONS = "predictions"
+_SCHEMA = {"checkpoints": [str], "config": {"data": {"dir": str, "eval_file": str}}}
 
 PredictionEntry = Mapping[str, Any]  # of predictions.json
 
@@ -92,29 +93,27 @@ class SavedEvaluation(NamedTuple):
 
 
 def read_evaluation(
-    directory: epath.Path, sets: Sequence[str], files: Sequence[str] = (PREDICTIONS,)
+    directory: epath.Path, sets: Sequence[str], schemas: Mapping[str, Any]
 ) -> SavedEvaluation:
     """Return the evaluation in a directory.
 
     Args:
       directory: the output of `bertjax evaluate`.
       sets: names of the eval sets.
-      files: names of the files to read of each set.
+      schemas: name of each file to read of a set -> its schema (`data_pipelines.schema`).
 
     Raises:
       InputError: a file is missing or damaged.
     """
-
-    def read(name: str) -> Any:
-        return json.loads((directory / name).read_text())
-
-    try:
-        run_info, scores = read(EVALUATION_FILE), read("scores.json")
-        prefixes = [f"{name}." if len(sets) > 1 else "" for name in sets]
-        contents = [{file: read(f"{prefix}{file}.json") for file in files} for prefix in prefixes]
-        run_info["checkpoints"], run_info["config"]["data"]
-    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{directory}: not a complete evaluation ({error}). Run bertjax evaluate again."
-        ) from error
+    fix = "Run bertjax evaluate again."
+    run_info = read_json_object(directory / EVALUATION_FILE, _SCHEMA, fix)
+    scores = read_json_object(directory / "scores.json", {str: float}, fix)
+    prefixes = [f"{name}." if len(sets) > 1 else "" for name in sets]
+    contents = [
+        {
+            file: read_json_value(directory / f"{prefix}{file}.json", schema, fix)
+            for file, schema in schemas.items()
+        }
+        for prefix in prefixes
+    ]
     return SavedEvaluation(directory, run_info, scores, contents)

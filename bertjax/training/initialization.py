@@ -30,6 +30,7 @@ from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 INIT_RECORD_FILE = "init.json"  # in a workdir: the model that its run was initialized from
@@ -228,8 +229,8 @@ def open_init(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
     record = workdir / INIT_RECORD_FILE
     if not record.exists():
         return PretrainedModel(path)
-    recorded = json.loads(record.read_text())
-    model = PretrainedModel(path, recorded["step"])
+    recorded = read_json_object(record, {"step?": int, "digest": str}, "Use another --workdir.")
+    model = PretrainedModel(path, recorded.get("step"))
     if model.digest != recorded["digest"]:
         raise InputError(
             f"init={path}: not the model that the run in {workdir} was initialized from (digest "

@@ -15,10 +15,14 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import atomic_write, is_remote
+from data_pipelines.schema import check_schema, read_bytes
 
 Metrics = Mapping[str, float | int | None]
 
+_SCHEMA = {"step": int, "split": str}
+_FIX = "Restore the file or move it away."
 _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -40,7 +44,7 @@ def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
         raise InputError(f"{path}: the file does not exist. Name the --workdir of a trained run.")
     return [
         {
-            key: float(value) if value in _NON_FINITE.values() else value
+            key: float(value) if key != "split" and isinstance(value, str) else value
             for key, value in entry.items()
         }
         for _, entry in _finished_lines(path)
@@ -136,17 +140,19 @@ def encode_line(step: int, split: str, metrics: Metrics) -> bytes:
 
 def _finished_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return each line that ends in a newline, raw and parsed."""
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = read_bytes(path, _FIX).splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            int(entry["step"]), str(entry["split"])
-        except (ValueError, TypeError, KeyError):
-            raise InputError(
-                f"{path}:{number}: not a line of metrics. Restore the file or move it away."
-            ) from None
+            entry = parse_json(line.decode())
+        except ValueError:
+            raise InputError(f"{path}:{number}: not a line of metrics. {_FIX}") from None
+        location = f"{path}:{number}: not a line of metrics: "
+        check_schema(location, entry, _SCHEMA, _FIX)
+        for name, value in entry.items():
+            if name != "split" and value not in _NON_FINITE.values():
+                check_schema(location, {name: value}, {str: (float, None)}, _FIX)
         entries.append((line, entry))
     return entries

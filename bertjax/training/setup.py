@@ -18,6 +18,7 @@ from bertjax.tasks.task import Evaluation, HostBatch, Task
 from bertjax.training.evaluator import make_evaluator
 from bertjax.training.trackers import Tracker
 from bertjax.training.trainer import Trainer
+from data_pipelines.paths import as_path
 
 
 def make_trainer(
@@ -33,6 +34,7 @@ def make_trainer(
     Raises:
       InputError: configuration, data, `init` and workdir do not fit each other.
     """
+    workdir = as_path(workdir)
     # A checkpoint holds everything that came from `init`, which may be gone by now.
     source = dataclasses.replace(config, init=str(workdir)) if has_checkpoint(workdir) else config
     task = registry.find_task(config.task)(source, jax.process_count(), jax.process_index())

@@ -21,6 +21,7 @@ from etils import epath
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_value
 
 BUDGET_FILE = "budget.json"
 _MAX_SEGMENTS = 200  # in the whole budget, apart from those that follow short measurements
@@ -125,9 +126,7 @@ class TimeBudget:
 def _read_segments(path: epath.Path) -> list[Segment]:
     if not path.exists():
         return []
-    try:
-        return [Segment(int(s), float(p), float(d)) for s, p, d in json.loads(path.read_text())]
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: not a budget file that a run wrote ({error}). Use another --workdir."
-        ) from error
+    segments = read_json_value(path, [[float]], "Use another --workdir.")
+    if not all(len(segment) == 3 for segment in segments):
+        raise InputError(f"{path}: not a budget file that a run wrote. Use another --workdir.")
+    return [Segment(int(step), float(p), float(d)) for step, p, d in segments]

@@ -18,6 +18,7 @@ from bertjax.config.config import Config
 from bertjax.training.metrics_file import Metrics
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 
 WANDB = "wandb"
 WANDB_ID_FILE = "wandb.json"  # in a workdir: the id of its run at Weights & Biases
@@ -87,7 +88,7 @@ class WandbTracker:
         return self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "bertjax"),
             name=self._workdir.name,
-            id=json.loads(record.read_text())["id"],
+            id=read_json_object(record, {"id": str}, "Use another --workdir.")["id"],
             resume="allow",
             config=self._config.to_dict(),
         )

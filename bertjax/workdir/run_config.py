@@ -41,10 +41,12 @@ def make_run_config(
     def load_model_config(init: str) -> BertConfig:
         return find_bert_config(workdir if workdir and has_checkpoint(workdir) else init)
 
+    # The task of a checkpoint alone is not imported: whoever wrote it would choose the code.
+    imports_task = source is not None or "task" in overrides
     if checkpoint is not None:
         overrides = {"init": repr(str(checkpoint)), **overrides}
         source = read_run_config(checkpoint) if source is None else source
     assert source is not None
     if isinstance(source, Config | ml_collections.ConfigDict):
         source = source.to_dict()
-    return load_config(source, overrides, registry.data_fields(), load_model_config)
+    return load_config(source, overrides, registry.data_fields(imports_task), load_model_config)

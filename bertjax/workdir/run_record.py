@@ -10,6 +10,7 @@ from bertjax.formats.loading import write_labels
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.workdir.workdir import write_run_record
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.schema import read_json_object
 
 CALIBRATION_FILE = "calibration.json"
 
@@ -39,5 +40,4 @@ def write_checkpoint_metadata(
 def read_calibration(directory: epath.Path) -> dict[str, float]:
     """Return the calibration of a checkpoint; empty without one."""
     path = directory / CALIBRATION_FILE
-    calibration: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    return calibration
+    return read_json_object(path, {str: float}, "Use another checkpoint.") if path.exists() else {}

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.config.loading import parse_config
+from bertjax.config.loading import parse_config, read_config_dict, read_run_record
 from bertjax.mesh import distributed
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
@@ -65,13 +65,7 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
         )
     if not (workdir / "run.json").exists():
         return
-    try:
-        raw = json.loads((workdir / "config.json").read_text())
-        run = json.loads((workdir / "run.json").read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{workdir}: holds no readable run ({error}). Use another --workdir."
-        ) from error
+    raw, run = read_config_dict(workdir / "config.json"), read_run_record(workdir)
     if difference := config_difference(raw, config, RESUMABLE_FIELDS):
         name, recorded, value = difference
         raise InputError(

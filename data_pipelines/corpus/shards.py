@@ -31,8 +31,8 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_json
-from data_pipelines.paths import atomic_write_text, is_remote
+from data_pipelines.paths import atomic_write_text, is_remote, member_path
+from data_pipelines.schema import check_schema, read_json_object
 
 MANIFEST = "manifest.json"
 CORPUS_VERSION = 3
@@ -41,6 +41,12 @@ _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
 _BLOCK = 1 << 20  # bytes read or written at a time, so that memory does not grow with a shard
 _FIX = "Prepare the corpus again."
+_SHARD = {"name": str, "documents": int, "sentences": int, "tokens": int, "bytes": int}
+_SHARD |= {"checksum": str}
+_SCHEMA = {
+    **{"tokenizer_fingerprint": str, "vocab_size": int, "options": {"inputs?": [str]}},
+    **{"train_shards": [_SHARD], "eval_shards": [_SHARD], "totals": {str: float}},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +178,8 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
     Raises:
       InputError: the file is missing or differs from its record.
     """
-    path = epath.Path(directory) / info.name
+    directory = epath.Path(directory)
+    path = member_path(directory, info.name, directory / MANIFEST)
     if not path.exists():
         raise InputError(f"{path}: missing, but listed in the manifest. {_FIX}")
     if (size := path.stat().length) != info.bytes:
@@ -187,6 +194,8 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
             f"{path}: damaged, checksum {checksum:08x} instead of {info.checksum} as in the "
             f"manifest. {_FIX}"
         )
+    if size < _HEADER.size:
+        raise InputError(f"{path}: too short for its header. {_FIX}")
     content = (
         np.frombuffer(path.read_bytes(), np.uint8)
         if is_remote(path)
@@ -196,6 +205,9 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
     magic, layout, itemsize, *header_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
     if (magic, layout, *header_counts) != (_MAGIC, _LAYOUT, *counts):
         raise InputError(f"{path}: header differs from the manifest. {_FIX}")
+    sizes = 8 * (info.documents + info.sentences + 2) + itemsize * info.tokens
+    if itemsize not in (2, 4) or min(counts) < 0 or len(content) != _HEADER.size + sizes:
+        raise InputError(f"{path}: its size is not that of its header. {_FIX}")
     documents_start = _HEADER.size
     sentences_start = documents_start + 8 * (info.documents + 1)
     tokens_start = sentences_start + 8 * (info.sentences + 1)
@@ -225,17 +237,13 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
             f"{path.parent}: {problem}, {MANIFEST} is missing. Run `bertjax prepare --output "
             f"{path.parent}`."
         )
-    try:
-        content = parse_json(path.read_text())
-        version = content["version"]
-        if version == CORPUS_VERSION:
-            train_shards, eval_shards = (
-                [ShardInfo(**info) for info in content.pop(name)]
-                for name in ("train_shards", "eval_shards")
-            )
-            return Manifest(train_shards=train_shards, eval_shards=eval_shards, **content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: damaged ({error}). {_FIX}") from error
-    raise InputError(
-        f"{path}: version={version}, but this program reads version {CORPUS_VERSION}. {_FIX}"
-    )
+    content = read_json_object(path, {"version": int}, _FIX)
+    if (version := content["version"]) != CORPUS_VERSION:
+        raise InputError(
+            f"{path}: version={version}, but this program reads version {CORPUS_VERSION}. {_FIX}"
+        )
+    check_schema(f"{path}: ", content, _SCHEMA, _FIX)
+    fields = {field.name: content[field.name] for field in dataclasses.fields(Manifest)}
+    for name in ("train_shards", "eval_shards"):
+        fields[name] = [ShardInfo(**{key: info[key] for key in _SHARD}) for info in fields[name]]
+    return Manifest(**fields)

@@ -10,8 +10,8 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
-from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_exists
+from data_pipelines.schema import read_bytes, read_json_object
 from data_pipelines.vocabulary import tokenizer_json
 from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE, SentencePieceTokenizer
 from data_pipelines.vocabulary.special_tokens import (
@@ -34,7 +34,18 @@ from data_pipelines.vocabulary.wordpiece import MAX_INPUT_CHARS_PER_WORD, WordPi
 TOKENIZER_FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
 """Files that may hold the vocabulary of a directory; the first that exists does."""
 _ADDED_TOKENS_FILE, _SPECIAL_TOKENS_FILE = "added_tokens.json", "special_tokens_map.json"
+_TOKEN = (str, {"content": str})
+_TOKENS_SCHEMA: dict[str, Any] = {
+    **{f"{name}?": _TOKEN for name in (*SPECIAL_TOKENS_MAP, "bos_token", "eos_token")},
+    "additional_special_tokens?": [_TOKEN],
+    "extra_special_tokens?": ([_TOKEN], {str: _TOKEN}),
+}
+_CONFIG_SCHEMA = _TOKENS_SCHEMA | {
+    **dict.fromkeys(("do_lower_case?", "strip_accents?", "do_basic_tokenize?"), bool),
+    **{"max_input_chars_per_word?": int, "added_tokens_decoder?": {str: {"content": str}}},
+}
 
+_MAX_WORD_CHARS = 1000
 _log = logging.getLogger("data_pipelines")
 
 
@@ -105,28 +116,28 @@ def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokeni
                 f"{directory}: contains none of {', '.join(TOKENIZER_FILES)}. Name a vocabulary, "
                 "or a directory with one."
             )
-        config = _read_config(directory / CONFIG_FILE)
+        config = read_tokenizer_config(directory)
         check_settings(directory / CONFIG_FILE, config, CONFIG_FILE)
     try:
         if path.suffix == ".model":
-            return _load_sentencepiece(path.read_bytes(), cased)
+            return _load_sentencepiece(read_bytes(path, VOCABULARY_FIX), cased)
         stored = _read_stored(path, config, is_directory)
         return _load_wordpiece(path, stored, cased, is_directory)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _read_config(path: epath.Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if it does not exist."""
-    if not path.exists():
-        return {}
-    try:
-        config = parse_json(path.read_bytes().decode())
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}). Download it again.") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: not a JSON object. Download it again.")
-    return config
+def read_tokenizer_config(directory: epath.Path) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`; {} if it does not exist.
+
+    Raises:
+      InputError: the file is damaged, or has a setting of another type.
+    """
+    return _read_object(directory / CONFIG_FILE, _CONFIG_SCHEMA)
+
+
+def _read_object(path: epath.Path, schema: Any) -> dict[str, Any]:
+    return read_json_object(path, schema, "Download it again.") if path.exists() else {}
 
 
 def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -> StoredWordPiece:
@@ -135,19 +146,17 @@ def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -
     is_json = path.suffix == ".json"
     stored = StoredWordPiece([], {}, {})
     if is_json or (is_directory and json_path.exists()):
-        stored = tokenizer_json.read_wordpiece(json_path.read_bytes(), json_path)
+        content = read_bytes(json_path, VOCABULARY_FIX)
+        stored = tokenizer_json.read_wordpiece(content, json_path)
     added_tokens = dict(stored.added_tokens)
-    try:
-        for number, token in (config.get("added_tokens_decoder") or {}).items():
-            added_tokens[int(number)] = token["content"]
-        if is_directory:
-            names = _read_config(path.parent / _ADDED_TOKENS_FILE)
-            added_tokens |= {int(number): name for name, number in names.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"invalid added tokens ({error!r}). Download {CONFIG_FILE} again."
-        ) from error
-    tokens = stored.tokens if is_json else parse_vocab(path.read_bytes())
+    for number, token in (config.get("added_tokens_decoder") or {}).items():
+        if not number.isdecimal():
+            raise InputError(f"added token {number!r}: no id. Download {CONFIG_FILE} again.")
+        added_tokens[int(number)] = token["content"]
+    if is_directory:
+        names = _read_object(path.parent / _ADDED_TOKENS_FILE, {str: int})
+        added_tokens |= {number: name for name, number in names.items()}
+    tokens = stored.tokens if is_json else parse_vocab(read_bytes(path, VOCABULARY_FIX))
     if not is_json and stored.tokens and not _same_ids(tokens, stored.tokens):
         warn_once(
             (str(path), JSON_FILE),
@@ -170,7 +179,7 @@ def _special_tokens(
     if (
         is_directory and "added_tokens_decoder" not in config
     ):  # older files: this one takes precedence
-        config = {**config, **_read_config(path.parent / _SPECIAL_TOKENS_FILE)}
+        config = {**config, **_read_object(path.parent / _SPECIAL_TOKENS_FILE, _TOKENS_SCHEMA)}
     special = []
     for setting, default in SPECIAL_TOKENS_MAP.items():
         name = _token_name(config.get(setting)) or default
@@ -211,6 +220,10 @@ def _load_wordpiece(
     options: dict[str, Any] = {"special_tokens": special}
     options["added_tokens"] = {*others, *added_tokens.values()} - {*special, ""}
     limit = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
+    if not 0 < limit <= _MAX_WORD_CHARS:  # time grows with its square
+        raise InputError(
+            f"max_input_chars_per_word={limit}: out of range. Use 1 to {_MAX_WORD_CHARS}."
+        )
     options["max_input_chars_per_word"] = limit
     if not config.get("do_basic_tokenize", True):
         warn_once(
@@ -222,10 +235,6 @@ def _load_wordpiece(
             tokens, cased=True, strip_accents=False, do_basic_tokenize=False, **options
         )
     lower_case = config.get("do_lower_case")
-    if isinstance(lower_case, str):
-        raise InputError(
-            f"do_lower_case={lower_case!r}: a text. Write true or false in {CONFIG_FILE}."
-        )
     stored_cased = None if lower_case is None else not lower_case
     if None not in (cased, stored_cased) and cased != stored_cased:
         raise InputError(

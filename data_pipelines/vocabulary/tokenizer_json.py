@@ -12,6 +12,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.parsing import parse_json
+from data_pipelines.schema import check_schema
 from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX
 
 JSON_FILE = "tokenizer.json"
@@ -21,6 +22,17 @@ _BERT_STEPS = {
     "pre_tokenizer": {"type": "BertPreTokenizer"},
 }
 _MAX_GAPS = 0.25  # of the ids; more are damage
+_FIX = "Download it again, or give vocab.txt."
+_STEP = {"type?": str}
+_SCHEMA = {
+    "model": {
+        **{"type?": str, "unk_token?": (str, int), "continuing_subword_prefix?": str},
+        **{"vocab": ({str: int}, list), "max_input_chars_per_word?": int},
+    },
+    "normalizer?": _STEP | {"lowercase?": bool, "strip_accents?": bool},
+    **{"pre_tokenizer?": _STEP, "added_tokens?": [{"id": int, "content": str}]},
+    "post_processor?": _STEP | {"single?": [{str: object}]},
+}
 _TEMPLATE = ["SpecialToken", "Sequence", "SpecialToken"]  # of a text
 
 
@@ -54,12 +66,14 @@ def read_wordpiece(content: bytes, path: epath.PathLike = JSON_FILE) -> StoredWo
     """
     try:
         data = parse_json(content.decode())
-        if data and all(type(value) is int for value in data.values()):  # vocab.json
+        is_index = isinstance(data, dict) and bool(data)
+        if is_index and all(type(value) is int for value in data.values()):  # vocab.json
             data = {"model": {"type": "WordPiece", "vocab": data, **_PREFIX}, **_BERT_STEPS}
+        check_schema(f"{JSON_FILE} is not a tokenizer: ", data, _SCHEMA, _FIX)
         model, normalizer = data["model"], data["normalizer"] or {}
         pre_tokenizer = (data["pre_tokenizer"] or {}).get("type")
         added_tokens = {
-            int(token["id"]): str(token["content"]) for token in data.get("added_tokens", ())
+            int(token["id"]): str(token["content"]) for token in data.get("added_tokens") or ()
         }
         max_input_chars = model.get("max_input_chars_per_word")
         kind = model.get("type", "WordPiece" if max_input_chars else None)  # not in older files
@@ -69,10 +83,10 @@ def read_wordpiece(content: bytes, path: epath.PathLike = JSON_FILE) -> StoredWo
         has_gaps = size - len(index) > _MAX_GAPS * size or len(token_of_id) < len(index)
         is_valid = not has_gaps and min(token_of_id, default=0) >= 0
         template = [*map(next, map(iter, (data.get("post_processor") or {}).get("single", ())))]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{JSON_FILE} is not a tokenizer ({error!r}). Download it again, or give vocab.txt."
-        ) from error
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
+        raise InputError(f"{JSON_FILE} is not a tokenizer ({error}). {_FIX}") from error
     splits_words = (normalizer.get("type"), pre_tokenizer) != (None, "WhitespaceSplit")
     for name, value, expected in (
         ("model", kind, "WordPiece"),

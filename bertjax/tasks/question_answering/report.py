@@ -34,6 +34,8 @@ _ANSWERABILITY_TITLES = {
     "NoAns_f1": "NoAns F1",
 }
 
+_NBEST = {"text": str, "start": int, "probability": float}
+_SCHEMAS = {"predictions": {str: str}, "nbest_predictions": {str: [_NBEST]}}
 Span = tuple[int, int]  # characters [first, last) of a passage
 
 
@@ -125,7 +127,7 @@ def render(
       InputError: the directory is not a complete evaluation.
     """
     names = [set_name for set_name, _ in sets]
-    evaluation = read_evaluation(directory, names, ("predictions", "nbest_predictions"))
+    evaluation = read_evaluation(directory, names, _SCHEMAS)
     answers: list[ScoredAnswer] = []
     for (_, data), files in zip(sets, evaluation.files, strict=True):
         answers += score_answers(data, files["predictions"], files["nbest_predictions"])

@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.html.page import Section
 from bertjax.html.plots import ConfusionMatrix, reliability_diagram, scatter
 from bertjax.html.tables import TextTable
-from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
+from bertjax.tasks.saved_evaluation import PREDICTIONS, PredictionEntry, read_evaluation
 from bertjax.tasks.sequence_classification.metrics import precision_recall_f1
 
 MAX_ERRORS_SHOWN = 24  # errors with the highest probabilities
@@ -25,6 +25,11 @@ TITLES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
     "mse": "Mean squared error",
+}
+_SINGLE_LABEL_SCHEMA = [{"label": str, "gold": str, "score": float, "scores": {str: float}}]
+_SCHEMAS = {  # of predictions, by problem type
+    "regression": [{"gold": float, "score": float}],
+    "multi_label_classification": [{"gold": [str], "scores": {str: float}}],
 }
 _LABEL_HEADER = ("Label", "Examples", "Precision", "Recall", "F1")
 
@@ -43,7 +48,8 @@ def render(
     Raises:
       InputError: the directory is not a complete evaluation of these texts.
     """
-    evaluation = read_evaluation(directory, [set_name for set_name, _ in sets])
+    schema = _SCHEMAS.get(problem_type, _SINGLE_LABEL_SCHEMA)
+    evaluation = read_evaluation(directory, [name for name, _ in sets], {PREDICTIONS: schema})
     entries = evaluation.predictions([len(texts) for _, texts in sets])
     texts = [text for _, texts in sets for text in texts]
     if problem_type == "regression":
@@ -60,6 +66,7 @@ def _single_label_sections(
     entries: Sequence[PredictionEntry], texts: Sequence[str], with_labels: bool
 ) -> list[Section]:
     labels = _label_names(entries)
+    labels += sorted({entry[key] for entry in entries for key in ("label", "gold")} - {*labels})
     ids = {label: i for i, label in enumerate(labels)}
     predictions, gold = (
         np.array([ids[entry[key]] for entry in entries]) for key in ("label", "gold")

@@ -9,8 +9,9 @@ from etils import epath
 from bertjax.html.page import Section
 from bertjax.html.plots import ConfusionMatrix, reliability_diagram
 from bertjax.html.tables import TextTable
-from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
+from bertjax.tasks.saved_evaluation import PREDICTIONS, PredictionEntry, read_evaluation
 from bertjax.tasks.token_classification.metrics import count_entities, find_entities
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.tag_schemes import (
     Entity,
     entities,
@@ -23,6 +24,7 @@ MAX_ERRORS_SHOWN = 30  # errors with the highest probabilities
 CONTEXT_WORDS = 12  # words of a sentence shown on either side of an entity
 NONE = "none"
 TITLES = {"f1": "F1", "precision": "Precision", "recall": "Recall", "accuracy": "Word accuracy"}
+_ENTRY = {"words": [str], "gold": [str], "tags": [str], "scores": [float]}
 _TYPE_HEADER = ("Type", "Entities", "Precision", "Recall", "F1")
 # Titles of the errors, in the order of the page.
 ERROR_KINDS = {
@@ -62,12 +64,14 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
     Raises:
       InputError: the directory is not a complete evaluation of these sentences.
     """
-    evaluation = read_evaluation(directory, list(sets))
+    evaluation = read_evaluation(directory, list(sets), {PREDICTIONS: [_ENTRY]})
     has_word_tags = "f1" not in evaluation.scores
     entries = [
         {**entry, **{key: _to_entity_tags(entry[key], has_word_tags) for key in ("gold", "tags")}}
         for entry in evaluation.predictions(list(sets.values()))
     ]
+    if any(len({len(entry[key]) for key in _ENTRY}) > 1 for entry in entries):
+        raise InputError(f"{directory}: a sentence has not one tag a word. Evaluate again.")
     gold, predicted = ([entry[key] for entry in entries] for key in ("gold", "tags"))
     strict = ""
     if evaluation.run_info["config"]["data"]["strict"]:
