@@ -8,7 +8,8 @@ from etils import epath
 from data_pipelines.errors import InputError
 
 _MARKUP_START = re.compile(
-    r"\s*(?:<!--.*?-->\s*)*<(\?xml|!doctype|html|head|body|sami)\b", re.IGNORECASE | re.DOTALL
+    r"\s*(?:<!--(?:(?!-->).)*-->\s*)*<(\?xml|!doctype|html|head|body|sami)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 _TAG_LINE = re.compile(r"""\s*<([A-Za-z][\w:.-]*)(\s+[\w:.-]+\s*=\s*("[^"]*"|'[^']*'))*\s*>\s*""")
 _TIMES = re.compile(r"\s*(\d+:)?\d\d:\d\d[,.]\d{3}\s+-->\s")

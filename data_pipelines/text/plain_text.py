@@ -11,9 +11,9 @@ _log = logging.getLogger(__name__)
 
 _START, SEPARATOR = "<|startoftext|>", "<|endoftext|>"  # of GPT's corpora
 EXTRACTOR_START = re.compile(r"\s*<doc\s(?:[^>]*\s)?id=")
-_EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.*?)"|'(.*?)')\s*/?>""")
+_EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.{,1000}?)"|'(.{,1000}?)')\s*/?>""")
 _TAGS = re.compile(r"</?(?:a|b|i|u|h[1-6]|li|ul|ol|dl|dd|dt|p|br|div|span|ref)\b[^<>]*>")
-_HEADING = re.compile(r"(= )+[^=].*?( =)+")  # of WikiText-2 and WikiText-103, stripped
+_HEADING_START = re.compile(r"(?:= )+(?!=)")  # of WikiText-2 and WikiText-103, stripped
 _LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
 # Chapters of wrapped books end at two or more blank lines. A shorter part is a heading. A longer
 # one is divided, so that one book without chapters has the two documents that are the minimum.
@@ -118,7 +118,7 @@ def wikitext_documents(lines: Iterable[str]) -> Iterator[list[str]]:
     document: list[str] = []
     for line in lines:
         line = line.strip()
-        if _HEADING.fullmatch(line):
+        if _is_heading(line):
             if document and not line.startswith("= ="):
                 yield document
                 document = []
@@ -128,11 +128,17 @@ def wikitext_documents(lines: Iterable[str]) -> Iterator[list[str]]:
         yield document
 
 
+def _is_heading(line: str) -> bool:
+    """Return whether a line is "= Title =", "= = Section = =" and so on."""
+    start = _HEADING_START.match(line)
+    return start is not None and line.endswith(" =") and len(line) >= start.end() + 3
+
+
 def is_wikitext(lines: Sequence[str]) -> bool:
     """Return whether the first lines, blank ones left out, are those of WikiText's articles."""
     stripped = [line.strip() for line in lines]
-    is_title = _HEADING.fullmatch(stripped[0]) and not stripped[0].startswith("= =")
-    has_section = any(line.startswith("= = ") and _HEADING.fullmatch(line) for line in stripped)
+    is_title = _is_heading(stripped[0]) and not stripped[0].startswith("= =")
+    has_section = any(line.startswith("= = ") and _is_heading(line) for line in stripped)
     return bool(is_title) and (has_section or lines[0].startswith(" = "))
 
 

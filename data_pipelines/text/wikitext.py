@@ -20,9 +20,9 @@ _REMOVED_TAGS = (
     "ref|references|gallery|math|chem|ce|timeline|score|hiero|syntaxhighlight|source|imagemap|graph"
     "|mapframe|maplink|templatestyles|templatedata|indicator|inputbox|includeonly|section"
 )
-_REMOVED = re.compile(
-    rf"<({_REMOVED_TAGS})\b(?:[^<>/]|/(?!>))*(?:/>|>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE
-)
+_OPENING = re.compile(rf"<({_REMOVED_TAGS})\b(?:[^<>/]|/(?!>))*(/?)>", re.IGNORECASE)
+_MAX_NESTING = 50  # of templates and tables; time grows with it
+_MAX_UNBALANCED = 100  # for which mwparserfromhell takes little of its quadratic time
 _TEMPLATE = re.compile(r"\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}")
 _TABLE = re.compile(
     r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|).)*?^[ \t]*\|\}(?!\})", re.DOTALL | re.MULTILINE
@@ -33,7 +33,9 @@ _SWITCH = re.compile(r"__[^\W\d_]+__")  # __NOTOC__
 _LEFTOVER_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*|simple")
 _MEDIA = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|webp|og[gv]|webm|mp3|pdf)$", re.IGNORECASE)
-_GAP = re.compile(r"\s*\(\W*\)|(?<=\()[\s,;:]+|(?<=\S)\s+(?=[,.;:!?)](?:\s|$))|(?<=\s)\s+")
+_GAP = re.compile(
+    r"(?<!\s)\s*\(\W{,200}\)|(?<=\()[\s,;:]+|(?<=\S)\s+(?=[,.;:!?)](?:\s|$))|(?<=\s)\s+"
+)
 _NAMESPACES = ("file", "image", "media", "category")
 _BLOCKS = {"blockquote", "center", "div", "p", "poem", "h1", "h2", "h3", "h4", "h5", "h6", "ul"}
 _BLOCKS |= {"ol", "dl"}
@@ -56,17 +58,46 @@ def make_extractor(content: str, namespaces: Iterable[str]) -> Callable[[str], l
     left_out = {*_NAMESPACES, *map(str.lower, namespaces)}
 
     def extract(text: str) -> list[str]:
-        text = _REMOVED.sub("", _COMMENT.sub("", text.replace(_MARK, "")))
-        for pattern in (_TEMPLATE, _TABLE):  # from the inside out
-            count = 1
-            while count:
+        text = _remove_tags(_COMMENT.sub("", text.replace(_MARK, "")))
+        for pattern in (_TEMPLATE, _TABLE):
+            for _ in range(_MAX_NESTING):  # from the inside out
                 text, count = pattern.subn("", text)
+                if not count:
+                    break
+        for opening in ("{{", "{|", "[[", "<"):
+            if text.count(opening) > _MAX_UNBALANCED and not _is_balanced(text, opening):
+                text = text.replace(opening, "")
         nodes = mwparserfromhell.parse(text, skip_style_tags=True).nodes
         parts: list[str] = []
         _append_text(nodes, parts, left_out)
         return _lines("".join(parts), has_lists=content == "lists")
 
     return extract
+
+
+def _remove_tags(text: str) -> str:
+    """Remove elements of `_REMOVED_TAGS` with their content."""
+    parts, at, unclosed = [], 0, set()
+    for match in _OPENING.finditer(text):
+        name = match[1].lower()
+        if match.start() < at or name in unclosed:
+            continue
+        end = match.end()
+        if not match[2]:
+            closing = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, end)
+            if closing is None:
+                unclosed.add(name)
+                continue
+            end = closing.end()
+        parts.append(text[at : match.start()])
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _is_balanced(text: str, opening: str) -> bool:
+    """Return whether all but a few openings have an end."""
+    closing = {"{{": "}}", "{|": "|}", "[[": "]]", "<": ">"}[opening]
+    return text.count(opening) - text.count(closing) <= _MAX_UNBALANCED
 
 
 def _append_text(nodes: Iterable[Any], parts: list[str], left_out: Collection[str]) -> None:

@@ -47,13 +47,22 @@ def _split_punctuation(char: str) -> str:
     return char
 
 
-def _drop_marks_and_split_punctuation(char: str) -> str | None:
-    return None if unicodedata.category(char) == "Mn" else _split_punctuation(char)
+def _decompose(char: str) -> str:
+    """Return the characters of the decomposition (NFD) without marks, punctuation set apart."""
+    parts = unicodedata.normalize("NFD", char)
+    _ordered.update(c for c in parts if unicodedata.combining(c) and not _is_mark(c))
+    return "".join(_split_punctuation(c) for c in parts if not _is_mark(c))
 
 
+def _is_mark(char: str) -> bool:
+    return unicodedata.category(char) == "Mn"
+
+
+# Seen characters that are no marks of category Mn and that NFD puts into an order, such as viramas.
+_ordered: set[str] = set()
 _CLEAN = _CharacterTable(_clean)
 _PUNCTUATION = _CharacterTable(_split_punctuation)
-_MARKS_AND_PUNCTUATION = _CharacterTable(_drop_marks_and_split_punctuation)
+_DECOMPOSED = _CharacterTable(_decompose)
 
 
 def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
@@ -77,8 +86,24 @@ def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     if not cased:
         text = text.lower()
     if strip_accents:
-        return unicodedata.normalize("NFD", text).translate(_MARKS_AND_PUNCTUATION).split()
+        # Marks are dropped, so their order does not matter: each character is decomposed alone.
+        decomposed = text.translate(_DECOMPOSED)
+        if not _ordered.isdisjoint(decomposed):
+            decomposed = _decompose_in_order(text)
+        return decomposed.split()
     return text.translate(_PUNCTUATION).split()
+
+
+def _decompose_in_order(text: str) -> str:
+    """Return NFD without marks, punctuation set apart, in linear time but for a sort.
+
+    `unicodedata.normalize` takes quadratic time for a run of marks.
+    """
+    parts = "".join(unicodedata.normalize("NFD", char) for char in text)
+    groups = itertools.groupby(parts, lambda char: unicodedata.combining(char) > 0)
+    ordered = (sorted(run, key=unicodedata.combining) if marks else run for marks, run in groups)
+    chars = itertools.chain.from_iterable(ordered)
+    return "".join(_split_punctuation(char) for char in chars if not _is_mark(char))
 
 
 # The words of `basic_tokenize` in printable ASCII text.
@@ -130,24 +155,25 @@ def _words_with_offsets(
         indices = [index for _, index in convert(str.lower)]
         chars = list(zip(lowered, indices, strict=True))
     if strip_accents:
-        chars = convert(lambda char: unicodedata.normalize("NFD", char))
-        chars = convert(lambda char: _MARKS_AND_PUNCTUATION[ord(char)])
+        chars = convert(lambda char: _DECOMPOSED[ord(char)])
     else:
         chars = convert(lambda char: _PUNCTUATION[ord(char)])
+    mark_ends = _ends_with_marks(text)
     for is_space, group in itertools.groupby(chars, lambda item: item[0].isspace()):
         if not is_space:
             letters, indices_of_word = zip(*group, strict=True)
             starts = [offset + index for index in indices_of_word]
-            ends = [offset + _end_with_marks(text, index) for index in indices_of_word]
+            ends = [offset + mark_ends[index] for index in indices_of_word]
             yield WordWithOffsets("".join(letters), starts, ends)
 
 
-def _end_with_marks(text: str, index: int) -> int:
-    """Return the end of the character at `index`, including its combining marks."""
-    index += 1
-    while index < len(text) and unicodedata.category(text[index]) == "Mn":
-        index += 1
-    return index
+def _ends_with_marks(text: str) -> list[int]:
+    """Return the end of each character, including the combining marks that follow it."""
+    ends = [*range(1, len(text) + 1)]
+    for index in range(len(text) - 2, -1, -1):
+        if _is_mark(text[index + 1]):
+            ends[index] = ends[index + 1]
+    return ends
 
 
 # Punctuation that a space may surround without a change of the words. The full stop and the

@@ -215,6 +215,13 @@ def nearest_answer(passage: str, answer: Answer) -> Answer | None:
     text = answer.text
     if text and answer.start >= 0 and passage.startswith(text, answer.start):
         return answer
-    occurrences = [i for i in range(len(passage)) if text and passage.startswith(text, i)]
-    nearest = min(occurrences, key=lambda start: abs(start - answer.start), default=None)
+    start = min(max(answer.start, 0), len(passage))
+    # The last occurrence before it is the first of the reversed passage: `str.rfind` takes
+    # quadratic time, and `str.find` linear.
+    head = passage[: max(start + len(text) - 1, 0)]
+    last = head[::-1].find(text[::-1])
+    found = [passage.find(text, start), len(head) - last - len(text) if last >= 0 else -1]
+    nearest = min(
+        (at for at in found if at >= 0 and text), key=lambda at: (abs(at - start), at), default=None
+    )
     return None if nearest is None else Answer(text, nearest)

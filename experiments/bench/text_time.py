@@ -1,0 +1,193 @@
+"""Time of text functions on pathological texts: linear, so that no text blocks a server.
+
+    python -m experiments.bench.text_time
+    python -m experiments.bench.text_time --size 100000 --limit 2.5
+
+Each function reads each pattern at one, two and four times `--size` characters. A line is printed
+for each pair whose processor time grows by more than `--limit` a doubling, and one for the slowest
+pair; the exit status is 1 if there are such pairs. It takes about five minutes.
+"""
+
+import argparse
+import contextlib
+import gc
+import itertools
+import pathlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from etils import epath
+
+from bertjax.tasks.fill_mask import encode_with_masks
+from bertjax.tasks.question_answering.metrics import f1, normalize
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.labels import parse_list
+from data_pipelines.finetuning.question_answering.squad import Answer
+from data_pipelines.finetuning.question_answering.windows import nearest_answer
+from data_pipelines.finetuning.table import read_table
+from data_pipelines.finetuning.token_classification.dataset import read_tagged_file
+from data_pipelines.finetuning.token_classification.running_text import word_offsets
+from data_pipelines.text.plain_text import extractor_documents, wikitext_documents
+from data_pipelines.text.sentence_splitting import split_sentences
+from data_pipelines.text.sources import read_documents
+from data_pipelines.text.wikitext import make_extractor
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+PATTERNS: dict[str, str | tuple[str, str]] = {  # a unit that is repeated, or a pair of them
+    "one word": "a",
+    "short words": "a ",
+    "combining marks": "a\u0301\u0301\u0301\u0301\u0301\u0301\u0301",
+    "marks alone": "\u0301",
+    "marks out of order": "\u0301\u0316",
+    "viramas and tone marks": "\u302e\u1b44",
+    "final sigmas": "Σ'\u0301",
+    "control characters": "\x00\x01\u200b",
+    "full stops": ".",
+    "initials": "A. ",
+    "spaces": " ",
+    "blank lines": "\n",
+    "carriage returns": "\r",
+    "ideographs": "中。",
+    "special tokens": "[MASK]",
+    "open brackets": "[",
+    "open tags": "<a <!--",
+    "open templates": "{{a|",
+    "nested templates": ("{{a|", "}}"),
+    "open tables": "\n{|\n|-\na",
+    "open references": "<ref>",
+    "closed comments": "<!-- -->",
+    "open links": "[[a|",
+    "parentheses": "( ",
+    "quotes": "''\"",
+    "commas and quotes": '",a\t"',
+    "headings": ("= ", " = x"),
+    "titles": '<doc id="1" title="',
+    "entities": "&amp;&#",
+    "nested lists": "[{'a':",
+    "Thai": "ก ",
+}
+_VOCABULARY = [*SPECIAL_TOKENS, "a", "##a", "A", ".", "[", "]", "中", "ma", "##s", "k", "##k"]
+_SECONDS = 20  # of a call, after which it counts as too slow
+Function = Callable[[str], object]
+
+
+def text_functions(directory: pathlib.Path) -> dict[str, Function]:
+    """Return the functions by name; readers of files write the text into the directory."""
+    cased, uncased = (WordPieceTokenizer(_VOCABULARY, cased=value) for value in (True, False))
+    extract = make_extractor("lists", ())
+
+    def read(suffix: str, reader: Callable[[epath.Path], object], start: str = "") -> Function:
+        path = directory / f"text{suffix}"
+
+        def call(text: str) -> object:
+            path.write_text(start + text, newline="")
+            return reader(epath.Path(path))
+
+        return call
+
+    return {
+        "encode, cased": cased.encode,
+        "encode, uncased": uncased.encode,
+        "encode_with_offsets, cased": cased.encode_with_offsets,
+        "encode_with_offsets, uncased": uncased.encode_with_offsets,
+        "encode_words": lambda text: uncased.encode_words([text]),
+        "split_sentences": split_sentences,
+        "word_offsets": lambda text: list(word_offsets(text)),
+        "normalize": normalize,
+        "f1": lambda text: f1(text, text[::2], 2),
+        "nearest_answer": lambda text: nearest_answer(
+            text, Answer(text[: len(text) // 2] + "b", 3)
+        ),
+        "parse_list": lambda text: parse_list(f"[{text}]"),
+        "encode_with_masks": lambda text: encode_with_masks(uncased, text),
+        "wikitext": extract,
+        "wikitext_documents": lambda text: list(wikitext_documents(text.split("\n"))),
+        "extractor_documents": lambda text: list(
+            extractor_documents("", text.split("\n"), lambda error: None)
+        ),
+        "read_documents": read(".txt", lambda path: list(read_documents([str(path)]))),
+        "read_documents, JSON": read(".jsonl", lambda path: list(read_documents([str(path)]))),
+        "read_documents, CSV": read(".csv", lambda path: list(read_documents([str(path)]))),
+        "read_table, CSV": read(".csv", read_table, "text,label\n"),
+        "read_table, TSV": read(".tsv", read_table, "text\tlabel\n"),
+        "read_table, JSON": read(".json", read_table, "["),
+        "read_tagged_file": read(".conll", read_tagged_file, "a B-X\n"),
+    }
+
+
+def seconds(function: Function, text: str) -> float:
+    """Return the processor time of a call, inf if it exceeds the limit."""
+    gc.collect()
+    start = time.process_time()
+    try:
+        with _time_limit(), contextlib.suppress(InputError):
+            function(text)
+    except TimeoutError:
+        return float("inf")
+    return time.process_time() - start
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def make_text(pattern: str, size: int) -> str:
+    """Return a pattern with about `size` characters."""
+    units = PATTERNS[pattern]
+    if isinstance(units, str):
+        return units * (size // len(units))
+    count = size // sum(map(len, units))
+    return "".join(unit * count for unit in units)
+
+
+def growth(function: Function, pattern: str, size: int) -> tuple[float, list[float]]:
+    """Return the largest growth a doubling from `size` to `4 * size`, and the times in seconds."""
+    texts = [make_text(pattern, scale * size) for scale in (1, 2, 4)]
+    times = [min(seconds(function, text) for _ in range(2)) for text in texts]
+    # Below a millisecond the clock and the caches decide.
+    floored = [max(value, 1e-3) for value in times]
+    return max(after / before for before, after in itertools.pairwise(floored)), times
+
+
+def main() -> int:
+    """Print the pairs of function and pattern that are too slow."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", type=int, default=50_000, help="characters (%(default)s)")
+    parser.add_argument("--limit", type=float, default=2.5, help="growth a doubling (%(default)s)")
+    args = parser.parse_args()
+    gc.disable()  # its share depends on the objects that exist
+    slow, slowest = 0, (0.0, "")
+    with tempfile.TemporaryDirectory() as directory:
+        for name, function in text_functions(pathlib.Path(directory)).items():
+            for pattern in PATTERNS:
+                ratio, times = growth(function, pattern, args.size)
+                line = f"{name}: {pattern}: " + ", ".join(f"{value:.3f} s" for value in times)
+                slowest = max(slowest, (times[-1], line))
+                if ratio > args.limit:
+                    ratio, times = growth(
+                        function, pattern, args.size
+                    )  # other programs may disturb
+                if ratio > args.limit:
+                    slow += 1
+                    print(f"{line}: {ratio:.1f} times a doubling", flush=True)
+    print(f"slowest: {slowest[1]}")
+    return slow > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
