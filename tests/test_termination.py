@@ -30,6 +30,24 @@ def test_signal_during_start_exits_with_restart(number) -> None:
         assert b"Traceback" not in error or not handled
 
 
+def test_signal_that_the_garbage_collector_swallows_is_raised_again() -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def wait() -> None:
+        Interrupted()  # deleted here: the exception of its signal is lost
+        threading.Event().wait(termination._GRACE_SECONDS / 2)
+
+    hook = sys.unraisablehook
+    with termination.handle_signals() as stopped:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        signal.raise_signal(signal.SIGTERM)  # a second one disturbs no orderly end
+        assert stopped.is_set()
+    assert sys.unraisablehook is hook
+
+
 def test_signal_ends_an_unresponsive_command(monkeypatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(termination, "_GRACE_SECONDS", 0.01)

@@ -1,12 +1,14 @@
 """Handling of SIGTERM and SIGINT in every command; the training loop has its own.
 
 Either signal raises KeyboardInterrupt, so that workers are stopped and drafts are deleted. That
-does not always work: libraries break if it arrives while they are imported, an exception in a C
-callback is lost, and a compiler checks no signals for minutes. So a command exits at once during
-an import, and otherwise `_GRACE_SECONDS` after the signal. A thread enforces this, because Python's
-main thread handles signals only after it returns from C.
+does not always work: libraries break if it arrives while they are imported, an exception in a
+callback of the garbage collector or of C is lost, and a compiler checks no signals for minutes. So
+a command exits at once during an import. An exception that Python reports as lost is raised again.
+In any case a command exits `_GRACE_SECONDS` after the signal. A thread enforces this, because
+Python's main thread handles signals only after it returns from C.
 """
 
+import _thread
 import contextlib
 import os
 import signal
@@ -20,6 +22,7 @@ from bertjax.errors import EXIT_RESTART
 from bertjax.mesh.child_process import is_child
 
 _GRACE_SECONDS = 10.0  # for an orderly end
+_RETRY_SECONDS = 0.05  # until a lost exception is raised again
 
 # A forked process must not report its signals to the parent's thread.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
@@ -28,15 +31,25 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 @contextlib.contextmanager
 def handle_signals() -> Iterator[threading.Event]:
     """Handle signals; yields an event that is set once one has arrived."""
-    stopped, ended = threading.Event(), threading.Event()
+    stopped, ended, raises = threading.Event(), threading.Event(), threading.Event()
+    raises.set()
+    report_lost = sys.unraisablehook
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        for handled in before:
-            signal.signal(handled, signal.SIG_IGN)  # a second one would hang the orderly end
+        if not raises.is_set():  # a second one would hang the orderly end
+            return
+        raises.clear()
         stopped.set()
         if _is_importing(frame):
             exit_stopped()
         raise KeyboardInterrupt
+
+    def raise_again(lost: "sys.UnraisableHookArgs") -> None:
+        if not (stopped.is_set() and issubclass(lost.exc_type, KeyboardInterrupt)):
+            return report_lost(lost)
+        raises.set()
+        # Raised here it would be lost again.
+        threading.Timer(_RETRY_SECONDS, _thread.interrupt_main, [next(iter(before))]).start()
 
     def watch() -> None:
         while number := os.read(reader, 1):
@@ -63,10 +76,12 @@ def handle_signals() -> Iterator[threading.Event]:
     for number in before:
         signal.signal(number, stop)
     previous = signal.set_wakeup_fd(writer)
+    sys.unraisablehook = raise_again
     try:
         yield stopped
     finally:
         ended.set()
+        sys.unraisablehook = report_lost
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(previous)
