@@ -55,6 +55,15 @@ def test_rates_are_those_of_the_steps_since_the_last_reading(meter, clock, feed)
     assert (again["sequences_per_second"], again["input_wait_fraction"]) == (16, 0)
 
 
+def test_rates_of_the_first_steps_of_a_process_are_left_out(meter, clock) -> None:
+    clock.now = 110.0  # the first two steps were over long before
+    assert meter.read(11, {"nonpad_fraction": 1.0}) == {}
+    clock.now = 110.001
+    assert meter.read(12, {"nonpad_fraction": 1.0}) == {}
+    clock.now = 111.001
+    assert meter.read(13, {"nonpad_fraction": 1.0})["sequences_per_second"] == pytest.approx(16)
+
+
 def test_mfu_is_left_out_for_an_unknown_peak(clock, feed) -> None:
     meter = make_meter(feed)
     clock.now = 104.0

@@ -164,13 +164,11 @@ class StepLogger:
         step, metric_sums, logged = self._pending
         self._pending, self._last_read = None, time.monotonic()
         metrics = self._read(step, metric_sums)
-        rates = self._meter.read(step, metrics[""])
+        metrics[""] |= self._meter.read(step, metrics[""])
         if logged:
-            metrics[""] |= rates
             self._writers.write_runs(step, "train", metrics)
-        else:  # rates of the first step would be those of its start
-            shown = metrics[""] | (rates if step > self._first_step + 1 else {})
-            self._writers.print_metrics(step, "train", shown)
+        else:
+            self._writers.print_metrics(step, "train", metrics[""])
         return step, metrics[""]
 
 

@@ -16,6 +16,7 @@ from bertjax.steps.objective import Objective
 
 _MAX_PAUSED_FRACTION = 0.3  # of the time, above which intervals should be longer
 _MIN_OBSERVED_SECONDS = 120.0  # before that fraction is known
+_STEPS_IN_FLIGHT = 2  # at most, on the devices, when the host reads the metrics of a step
 
 
 class ThroughputMeter:
@@ -33,7 +34,8 @@ class ThroughputMeter:
     def __init__(
         self, objective: Objective, config: Config, mesh: Mesh, feed: Feed, step: int, num_runs: int
     ) -> None:
-        self._step, self._feed, self._rampup = step, feed, config.rampup
+        self._first_step = self._step = step
+        self._feed, self._rampup = feed, config.rampup
         # The next three are those of a step with the full batch.
         self._step_flops = num_runs * objective.step_flops()
         self._step_tokens = num_runs * objective.batch_size * config.max_seq_length
@@ -68,7 +70,9 @@ class ThroughputMeter:
     def read(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         """Return the rates of the steps since the last reading.
 
-        Model FLOP utilization (`mfu`) is left out for devices with an unknown peak.
+        Model FLOP utilization (`mfu`) is left out for devices with an unknown peak. All rates are
+        left out for the first steps of a process: they may be over when the first is read, and the
+        time between two readings is then none of theirs.
 
         Args:
           step: the last step, whose outputs are on the host.
@@ -87,7 +91,7 @@ class ThroughputMeter:
         if self._peak_flops:
             rates["mfu"] = self._step_flops * full_steps / seconds / self._peak_flops
         self._step, self._start_time, self._wait_seconds = step, now, self._feed.wait_seconds
-        return rates
+        return rates if step - self._first_step > _STEPS_IN_FLIGHT else {}
 
 
 class Profiler:
