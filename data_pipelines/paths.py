@@ -1,12 +1,13 @@
-"""Local and remote paths, and atomic writes.
+"""Local and remote paths, atomic writes, and locks on files.
 
 `etils.epath` is imported where it is used, because its import takes as long as Python's start.
 """
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import IO, TYPE_CHECKING
 
 from data_pipelines.errors import InputError
 
@@ -88,7 +89,9 @@ def check_file(path: "epath.PathLike") -> "epath.Path":
 
 
 @contextlib.contextmanager
-def atomic_write(path: "epath.PathLike") -> Iterator["epath.Path"]:
+def atomic_write(
+    path: "epath.PathLike", folder: "epath.Path | None" = None
+) -> Iterator["epath.Path"]:
     """Yield a file to write in place of `path`; it replaces `path` at the end of the block.
 
     A reader sees the old content or the new, never a part, even after a power failure: a local
@@ -96,30 +99,92 @@ def atomic_write(path: "epath.PathLike") -> Iterator["epath.Path"]:
 
     Args:
       path: local or remote.
+      folder: directory for the file until then, on the same disk; that of `path` by default.
+
+    Raises:
+      InputError: another process of this machine writes the same file.
     """
     from etils import epath
 
     path = epath.Path(path)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        if not is_remote(path):
-            _sync(partial)
-        partial.replace(path)
-        if not is_remote(path):
-            _sync(path.parent)
-    except OSError as error:
-        if error.filename is None and error.errno is not None:  # such as a full disk
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
+    partial = (folder or path.parent) / f"{path.name}.partial"
+    with contextlib.ExitStack() as stack:
+        try:
+            if not is_remote(path):
+                fix = "Wait for it, or name another file."
+                stack.enter_context(locked(partial, f"{path}: another process writes it. {fix}"))
+            yield partial
+            if not is_remote(path):
+                _sync(partial)
+            partial.replace(path)
+            if not is_remote(path):
+                _sync(path.parent)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:  # such as a full disk
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            raise
+        finally:
+            if is_remote(path):  # else the lock deletes it
+                partial.unlink(missing_ok=True)
 
 
 def atomic_write_text(path: "epath.PathLike", text: str) -> None:
-    """Write a small file, UTF-8, with `atomic_write`."""
-    with atomic_write(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    """Write a file, UTF-8, with `atomic_write`."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: "epath.PathLike", content: bytes | memoryview) -> None:
+    """Write a file with `atomic_write`."""
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def locked(path: "epath.PathLike", problem: str) -> Iterator[None]:
+    """Hold the lock on a local file, which is created, and deleted at the end of the block.
+
+    The operating system releases the lock when the process ends.
+
+    Raises:
+      InputError: another process holds the lock; the message is `problem`.
+    """
+    while True:
+        with open(path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(problem) from None
+            except OSError:  # not every file system has locks
+                pass
+            if not _is_same_file(path, file):
+                continue  # the previous holder renamed or deleted the file
+            try:
+                yield
+            finally:
+                if _is_same_file(path, file):
+                    os.unlink(path)
+            return
+
+
+def _is_same_file(path: "epath.PathLike", file: IO[bytes]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    return False
+
+
+def make_directory(path: "epath.Path") -> list["epath.Path"]:
+    """Create a directory and its parents; return those that are new, the deepest first."""
+    parents = [] if is_remote(path) else [path, *path.parents]
+    missing = [directory for directory in parents if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_empty(directories: Iterable["epath.Path"]) -> None:
+    """Delete directories up to the first that is not empty."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            os.rmdir(directory)
 
 
 def _sync(path: "epath.Path") -> None:

@@ -4,6 +4,7 @@ import argparse
 
 from bertjax.cli.files import check_output
 from bertjax.cli.jax_setup import enable_compilation_cache
+from data_pipelines.paths import atomic_write_bytes
 from data_pipelines.text.tfds import TFDS, check_tfds_installed
 
 ORDER = 75
@@ -49,8 +50,6 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from etils import epath
-
     from bertjax.inference.predictor import Predictor, open_model
     from bertjax.tasks.sequence_classification import glue_submission as glue
 
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
             predictor.path, predictor.pipeline, predictor.run, args.data
         )
         files |= _report(path, predictions)
-    epath.Path(args.output).write_bytes(glue.build_submission(files))
+    atomic_write_bytes(args.output, glue.build_submission(files))
 
 
 def _report(source: str, predictions: dict[str, str]) -> dict[str, str]:

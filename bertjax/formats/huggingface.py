@@ -19,6 +19,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import (
@@ -208,16 +209,16 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     config, arrays = to_config_dict(model), model.named_arrays("hf")
     if config["architectures"] == ["BertModel"]:  # the only class without the prefix
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (path / WEIGHTS).write_bytes(save_safetensors(arrays, {"format": "pt"}))
+    atomic_write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
+    atomic_write_bytes(path / WEIGHTS, save_safetensors(arrays, {"format": "pt"}))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
-        (path / JSON_FILE).write_text(to_tokenizer_json(model.tokenizer))
+        atomic_write_text(path / JSON_FILE, to_tokenizer_json(model.tokenizer))
         file = path / CONFIG_FILE
         settings = json.loads(file.read_text()) | {
             "model_max_length": model.config.max_position_embeddings
         }
-        file.write_text(json.dumps(settings, indent=2) + "\n")
+        atomic_write_text(file, json.dumps(settings, indent=2) + "\n")
 
 
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bertjax.formats.huggingface import (
 )
 from bertjax.formats.tensors import NumpyModel
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 
 _log = logging.getLogger("bertjax")
@@ -93,7 +94,7 @@ def write(model: NumpyModel, path: epath.Path) -> None:
             f"tokenizer is {model.tokenizer.kind}: the TF1 format supports WordPiece only. Convert "
             "to hf."
         )
-    (path / BERT_CONFIG_FILE).write_text(json.dumps(to_config_dict(model), indent=2) + "\n")
+    atomic_write_text(path / BERT_CONFIG_FILE, json.dumps(to_config_dict(model), indent=2) + "\n")
     arrays = model.named_arrays("tf1")
     tf.raw_ops.SaveV2(
         prefix=str(path / CHECKPOINT_PREFIX),

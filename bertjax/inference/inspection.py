@@ -14,6 +14,7 @@ from bertjax.mesh.sharding import named_leaves
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_bytes
 
 
 def show_batches(
@@ -59,7 +60,7 @@ def save_batches(
     arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
     content = io.BytesIO()  # np.savez seeks, which a remote file does not support
     np.savez(content, allow_pickle=False, **arrays)
-    epath.Path(path).write_bytes(content.getvalue())
+    atomic_write_bytes(path, content.getbuffer())
 
 
 def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:

@@ -16,7 +16,7 @@ from bertjax.tasks.embeddings import apply_encoder
 from bertjax.training.initialization import PretrainedModel
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write, atomic_write_text
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Inputs of a program: name, shape, description. The last one is for MLM heads only.
@@ -92,8 +92,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
             "[MASK]": tokenizer.mask_id,
         }
     output = epath.Path(output)
-    with atomic_write(output) as draft:
-        draft.write_bytes(exported.serialize())
+    atomic_write_bytes(output, memoryview(exported.serialize()))
     text = json.dumps(metadata, indent=1, ensure_ascii=False)
     atomic_write_text(f"{output}.json", f"{text}\n")
     return metadata

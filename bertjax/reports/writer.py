@@ -14,7 +14,7 @@ from bertjax.tasks.task import EVALUATION_FILE
 from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
 from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write
+from data_pipelines.paths import atomic_write_bytes
 from data_pipelines.schema import read_json_object
 
 
@@ -40,8 +40,7 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     else:
         text = render_run(name, *read_run(directory))
     path = directory / "report.html"
-    with atomic_write(path) as draft:
-        draft.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
+    atomic_write_bytes(path, text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
     return path
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.paths import atomic_write
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 
 _IDENTITY = "identity.json"
 _FILE_KINDS = ("payload", "index")
@@ -51,7 +51,7 @@ class Spool:
         if not identity_file.exists() or identity_file.read_text() != identity:
             self.delete()
             directory.mkdir(parents=True)
-            _write(identity_file, identity.encode())
+            atomic_write_text(identity_file, identity)
         self._count = 0
         self.position = Position()
         while position := self._read_segment_end(self._count):
@@ -79,9 +79,10 @@ class Spool:
         sums = []
         for kind, buffer in zip(_FILE_KINDS, (self._payload, self._index), strict=True):
             content = buffer.getbuffer()
-            _write(self._path(self._count, kind), content)
+            atomic_write_bytes(self._path(self._count, kind), content)
             sums.append(_size_and_crc(content))
-        _write(self._path(self._count, "json"), json.dumps([self._next_position, sums]).encode())
+        end = json.dumps([self._next_position, sums])
+        atomic_write_text(self._path(self._count, "json"), end)
         self.position = self._next_position
         self._count += 1
         self._start_segment()
@@ -120,8 +121,3 @@ class Spool:
 
 def _size_and_crc(content: bytes | memoryview) -> list[int]:
     return [len(content), zlib.crc32(content)]
-
-
-def _write(path: pathlib.Path, content: bytes | memoryview) -> None:
-    with atomic_write(path) as partial, partial.open("wb") as file:
-        file.write(content)

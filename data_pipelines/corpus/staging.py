@@ -5,18 +5,16 @@ afterwards. A preparation that is killed at any moment leaves either the spool o
 """
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from typing import IO
 
 from etils import epath
 
 from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import is_remote, locked, make_directory, remove_empty
 
 _PARTIAL = ".partial"
 
@@ -42,7 +40,16 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
         yield output
         return
     work = output.with_name(output.name + _PARTIAL)
-    with _locked(output, work.with_name(f"{work.name}.lock")):
+    created = make_directory(output.parent)
+    problem = (
+        f"{output}: another process prepares this corpus. Wait for it, or choose another output "
+        "directory."
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_empty, created)
+        stack.enter_context(locked(work.with_name(f"{work.name}.lock"), problem))
+        if (output / MANIFEST).exists() and work.exists():  # killed between the last two lines
+            work.rmtree()
         _check_output(output)
         stage = work / "corpus"
         for leftover in (stage, *([] if resume else [work])):
@@ -80,31 +87,3 @@ def _check_output(output: epath.Path) -> None:
             f"{output}: already contains {content}. Choose another output directory, or delete "
             "this one."
         )
-
-
-@contextlib.contextmanager
-def _locked(output: epath.Path, path: epath.Path) -> Iterator[None]:
-    """Hold the lock on a file; the operating system releases it when the process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(path, "ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"{output}: another process prepares this corpus. Wait for it, or choose "
-                    "another output directory."
-                ) from None
-            if not _is_same_file(path, file):
-                continue  # the previous holder deleted the file
-            try:
-                yield
-            finally:
-                path.unlink()
-            return
-
-
-def _is_same_file(path: epath.Path, file: IO[bytes]) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    return False

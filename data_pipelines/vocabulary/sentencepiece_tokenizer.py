@@ -11,6 +11,7 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
@@ -95,9 +96,9 @@ class SentencePieceTokenizer:
         """Write `spm.model`, and the `tokenizer_config.json` that belongs to a `tokenizer.json`."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MODEL_FILE).write_bytes(self.model)
+        atomic_write_bytes(directory / MODEL_FILE, self.model)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS_MAP}
-        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def _replace_surrogates(text: str) -> str:

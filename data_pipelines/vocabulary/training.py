@@ -18,7 +18,7 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write
+from data_pipelines.paths import atomic_write_bytes
 from data_pipelines.vocabulary.counting import (
     count_words,
     reweight_counts,
@@ -81,8 +81,7 @@ def train_vocabulary(
     else:
         content = sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(output) as partial:
-        partial.write_bytes(content)
+    atomic_write_bytes(output, content)
     return output
 
 

@@ -207,7 +207,7 @@ class WordPieceTokenizer:
         """Write `vocab.txt` and `tokenizer_config.json` as transformers does."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / VOCAB_FILE).write_bytes(("\n".join(self.tokens) + "\n").encode())
+        atomic_write_text(directory / VOCAB_FILE, "\n".join(self.tokens) + "\n")
         # BertTokenizer would split words at punctuation.
         kind = "BertTokenizer" if self.do_basic_tokenize else "PreTrainedTokenizerFast"
         config = {
