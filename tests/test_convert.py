@@ -188,6 +188,6 @@ def test_convert_overwrites_nothing(tmp_path) -> None:
     path = write_hf(draw(), tmp_path / "hf")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="exists and is not empty"):
+    with pytest.raises(ValueError, match=r"full: exists\. Name another DST"):
         convert(path, tmp_path / "full", "hf", "tf1")
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"

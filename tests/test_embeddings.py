@@ -248,7 +248,7 @@ def test_write_does_not_resume_with_other_options_or_texts(model, tmp_path, monk
     with pytest.raises(InputError, match="holds parts of another input"):
         Embedder(model, EmbeddingOptions()).write(["ba", "me", "ki"], output)
     Embedder(model, EmbeddingOptions()).write(["ba", "do", "me"], output)
-    with pytest.raises(InputError, match=r"a\.npz: exists\. Name another file"):
+    with pytest.raises(InputError, match=r"a\.npz: exists\. Name another --output"):
         Embedder(model, EmbeddingOptions()).write(["ba"], output)
 
 

@@ -1,5 +1,6 @@
 """Tests of the workdir lock: the second run is rejected, and a dead one blocks nobody."""
 
+import concurrent.futures
 import json
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_lock_rejects_a_second_holder_and_the_first_keeps_it(workdir) -> None:
         first.check()
 
 
-@pytest.mark.parametrize("failing", ["_read", "_create"])
+@pytest.mark.parametrize("failing", ["_read", "_write"])
 def test_lock_names_why_a_workdir_is_not_writable(workdir, monkeypatch, failing) -> None:
     def fail(*_: object) -> None:
         raise ValueError("PERMISSION_DENIED: lock.json: no\nmore of it")
@@ -81,11 +82,25 @@ def test_lock_names_why_a_workdir_is_not_writable(workdir, monkeypatch, failing)
 
 def test_lock_leaves_nothing_behind(workdir, monkeypatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 600)  # no heartbeat is being written
-    with WorkdirLock(workdir):
-        assert [path.name for path in workdir.iterdir()] == [LOCK_FILE]
-    assert not list(workdir.iterdir())
+    with WorkdirLock(workdir / "nested"):
+        assert [path.name for path in (workdir / "nested").iterdir()] == [LOCK_FILE]
+    assert not workdir.exists()
+    workdir.mkdir()
     with WorkdirLock(workdir):
         pass
+    assert not list(workdir.iterdir())
+
+
+def test_two_processes_take_a_stale_lock_one_after_the_other(workdir) -> None:
+    workdir.mkdir()
+    (workdir / LOCK_FILE).write_text('{"host": "far", "pid": 1}')
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        first = executor.submit(WorkdirLock(workdir).__enter__)
+        while not (workdir / f"{LOCK_FILE}.start").exists():
+            time.sleep(0.01)
+        with pytest.raises(InputError, match=r"run: another run has just started there"):
+            WorkdirLock(workdir).__enter__()
+        first.result().__exit__(None, None, None)
 
 
 def test_lock_of_a_killed_process_of_this_machine_is_stale_at_once(workdir, monkeypatch) -> None:
@@ -104,6 +119,7 @@ def test_lock_of_a_killed_process_of_this_machine_is_stale_at_once(workdir, monk
 
 
 def test_lock_of_a_silent_holder_elsewhere_is_replaced_after_the_timeout(workdir) -> None:
+    workdir.mkdir()
     with WorkdirLock(workdir):
         left = (workdir / LOCK_FILE).read_bytes()
     (workdir / LOCK_FILE).write_bytes(left)

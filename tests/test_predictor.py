@@ -16,9 +16,9 @@ import bertjax
 from bertjax.cli.files import as_json
 from bertjax.cli.main import main
 from bertjax.errors import CommandError
-from bertjax.formats import huggingface
-from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.predictor import check_finite
+from bertjax.formats import huggingface, loading
+from bertjax.inference.convert import convert
+from bertjax.mesh.finite import check_finite
 from bertjax.serving.server import bind_socket
 from data_pipelines.errors import InputError
 
@@ -34,8 +34,10 @@ def write(path: pathlib.Path, method: str, **fields: Any) -> pathlib.Path:
     return path
 
 
-def damage(model: NumpyModel) -> None:
-    model.params["encoder"]["embeddings"]["norm"]["bias"][0] = np.nan
+def damage(path: pathlib.Path, value: float) -> None:
+    model = huggingface.read(path)  # type: ignore[arg-type]
+    model.params["encoder"]["embeddings"]["norm"]["bias"][0] = value
+    huggingface.write(model, path)  # type: ignore[arg-type]
 
 
 def test_check_finite_accepts_numbers_only() -> None:
@@ -74,9 +76,7 @@ def test_model_of_one_token_type_rejects_pairs(tmp_path, capsys) -> None:
 @pytest.mark.parametrize("method", ["classify", "fill_mask"])
 def test_results_that_are_not_finite_are_one_line(method: str, tmp_path, capsys) -> None:
     path = write(tmp_path / "model", method)
-    model = huggingface.read(path)  # type: ignore[arg-type]
-    damage(model)
-    huggingface.write(model, path)  # type: ignore[arg-type]
+    damage(path, 3e38)  # finite, and the computation overflows
     text = "ba [MASK] do"
     assert main(["predict", "--checkpoint", str(path), "--text", text]) == 1
     out, err = capsys.readouterr()
@@ -91,3 +91,30 @@ def test_results_that_are_not_finite_are_one_line(method: str, tmp_path, capsys)
         status, content = served.send("POST", "/predict", json.dumps({"inputs": text}).encode())
         assert status == 500 and NOT_FINITE in content["error"]
         served.server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_model_with_parameters_that_are_not_finite_is_rejected(value, tmp_path, capsys) -> None:
+    ours, theirs, lines = tmp_path / "ours", tmp_path / "theirs", tmp_path / "lines.txt"
+    lines.write_text("ba do\n")
+    write(theirs, "classify")
+    damage(theirs, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "check_finite_params", lambda *_: None)
+        convert(theirs, ours, "hf", "bertjax")
+    for path in (ours, theirs):
+        used = ["--checkpoint", path]
+        for command in (
+            ["predict", *used, "--text", "ba"],
+            ["embed", *used, "--input", lines, "--output", tmp_path / "new.npz"],
+            ["export", "--to", "stablehlo", *used, "--output", tmp_path / "new.stablehlo"],
+            ["serve", *used, "--port", "0"],
+            ["convert", "--to", "hf", path, tmp_path / "new"],
+            ["convert", "--to", "bertjax", path, tmp_path / "new"],
+        ):
+            assert main(list(map(str, command))) == 2, command
+            (line,) = capsys.readouterr().err.splitlines()[-1:]
+            problem = "encoder/embeddings/norm/bias has numbers that are not finite"
+            assert line == f"bertjax: {path}: {problem}. Use another checkpoint."
+    assert sorted(tmp_path.iterdir()) == [lines, ours, theirs]

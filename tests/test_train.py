@@ -24,6 +24,7 @@ from bertjax.mesh.sharding import tree_shardings
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry
+from bertjax.tasks.pretraining import PretrainingEvalSet
 from bertjax.training import setup
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import evaluate
@@ -121,6 +122,7 @@ def peak_at_six(whole, monkeypatch) -> None:
         return evaluator
 
     monkeypatch.setattr(setup, "make_evaluator", make)
+    monkeypatch.setattr(PretrainingEvalSet, "score_names", ("peak",))
 
 
 @pytest.mark.minutes

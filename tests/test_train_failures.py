@@ -1,5 +1,6 @@
 """Training runs that fail, are rejected, or get a signal during the last save."""
 
+import math
 import signal
 
 import numpy as np
@@ -9,16 +10,28 @@ from pretraining_runs import make_run_config, params_of
 import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
 from bertjax.tasks import registry
+from bertjax.tasks.pretraining import PretrainingEvalSet
+from bertjax.tasks.task import Evaluation
+from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.setup import make_trainer
 from bertjax.training.trainer import DivergedError
 from data_pipelines.errors import InputError
 
 
-@pytest.mark.slow
-def test_unknown_best_metric_is_rejected_at_the_first_evaluation(corpus, tmp_path) -> None:
+def test_unknown_best_metric_is_rejected_at_the_start_and_leaves_nothing(corpus, tmp_path) -> None:
     with pytest.raises(
-        InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
+        InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*mlm_perplexity"
     ):
+        make_trainer(make_run_config(corpus, best_metric="f1"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_unknown_best_metric_of_unnamed_scores_is_rejected_at_the_first_evaluation(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(PretrainingEvalSet, "score_names", None)
+    with pytest.raises(InputError, match=r"best_metric='f1': is not a score .* Use one of loss, "):
         make_trainer(make_run_config(corpus, best_metric="f1"), tmp_path).train()
     assert (tmp_path / "checkpoints" / "00000006" / "scores.json").exists()
     make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path).train()
@@ -75,6 +88,42 @@ def test_nan_loss_ends_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_pa
         make_trainer(config, tmp_path).train()
     for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
         assert np.isfinite(leaf).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 12])
+def test_infinite_parameters_are_never_saved(corpus, tmp_path, steps) -> None:
+    """The loss and the gradient of the step that makes them infinite are finite."""
+    config = make_run_config(
+        corpus, steps=steps, optimizer__learning_rate=1e39, optimizer__warmup=0, checkpoint_every=1
+    )
+    with pytest.raises(DivergedError, match=r"encoder/.*=nan at step 1, none is saved: lower"):
+        make_trainer(config, tmp_path).train()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_state_with_scores_that_are_not_finite_is_not_saved(corpus, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        PretrainingEvalSet, "evaluation", lambda *_: Evaluation({"mlm_perplexity": math.inf})
+    )
+    with pytest.raises(DivergedError, match=r"mlm_perplexity=inf at step 6, the last good .* 4:"):
+        make_trainer(make_run_config(corpus), tmp_path).train()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000004"]
+
+
+@pytest.mark.slow
+def test_run_that_is_rejected_before_its_first_checkpoint_leaves_nothing(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    def reject(budget: MemoryBudget) -> None:
+        raise InputError("batch_size=9: a step takes too much memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBudget, "check_step", reject)
+        with pytest.raises(InputError, match="too much memory"):
+            make_trainer(make_run_config(corpus), tmp_path / "new" / "run").train()
+    assert not (tmp_path / "new").exists()
 
 
 def test_workdir_of_a_sweep_is_rejected(corpus, tmp_path) -> None:

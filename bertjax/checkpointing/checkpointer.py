@@ -232,7 +232,8 @@ class Checkpointer:
             damage = find_damage(path, ignored_dir)
             if damage is None:
                 return step
-            _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
+            if (path / MANIFEST_FILE).exists():  # else its run has deleted it
+                _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
         if steps:
             raise CheckpointError(
                 f"{self.directory}: no checkpoint is intact. Restore one from a backup, or delete "

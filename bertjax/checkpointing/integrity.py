@@ -50,10 +50,13 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
         file = files[name]
         if not file.exists():
             return f"{name} is missing"
-        if file.stat().length != size:
-            return f"{name} has {file.stat().length} bytes instead of {size}"
-        if _digest(file) != digest:
-            return f"the content of {name} has changed"
+        try:
+            if (length := file.stat().length) != size:
+                return f"{name} has {length} bytes instead of {size}"
+            if _digest(file) != digest:
+                return f"the content of {name} has changed"
+        except OSError as error:  # such as a file that a running run deletes
+            return f"{name} cannot be read ({error})"
     return None
 
 

@@ -1,7 +1,9 @@
 """Checkpoints that a path names, and checkpoints of parameters alone."""
 
+import contextlib
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -16,6 +18,10 @@ from bertjax.checkpointing.integrity import (
 )
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
+
+_MAX_ATTEMPTS = 8  # to read a checkpoint of a run that deletes old ones
+_log = logging.getLogger("bertjax")
+T = TypeVar("T")
 
 
 def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
@@ -41,10 +47,82 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
     checkpoints = Checkpointer(checkpoint.parent)
     if step is not None:
         return find_checkpoint(checkpoints.path(step))
-    (intact_step,) = distributed.broadcast_from_process_0(
-        lambda: [checkpoints.first_intact_step(checkpoints.steps_by_preference(), TRAINING_DIR)], 1
-    )
+
+    def find_intact() -> list[int]:
+        for _ in range(_MAX_ATTEMPTS - 1):
+            steps = checkpoints.steps_by_preference()
+            with contextlib.suppress(CheckpointError):
+                return [checkpoints.first_intact_step(steps, TRAINING_DIR)]
+            if checkpoints.steps_by_preference() == steps:  # a running run deleted none of them
+                break
+        return [checkpoints.first_intact_step(checkpoints.steps_by_preference(), TRAINING_DIR)]
+
+    (intact_step,) = distributed.broadcast_from_process_0(find_intact, 1)
     return checkpoints.path(intact_step)
+
+
+def read_checkpoint(
+    path: epath.PathLike,
+    read: Callable[[epath.Path], T],
+    step: int | None = None,
+    *,
+    first: epath.Path | None = None,
+) -> T:
+    """Return what a function reads from the checkpoint that a path names.
+
+    A run may delete the checkpoint meanwhile. Then the function is called with the next one that
+    `find_checkpoint` returns, a few times. Nothing is written that would keep the checkpoint: a
+    reader may have no right to write, and a reader that is killed would leave it.
+
+    Args:
+      path: a checkpoint or a workdir.
+      read: takes a checkpoint.
+      step: the step of the checkpoint in a workdir.
+      first: an intact checkpoint of the path, if it is known.
+
+    Raises:
+      InputError: there is no checkpoint.
+      CheckpointError: checkpoints are damaged, or the run deletes each before it is read.
+    """
+    known = [first] if first else []
+    return _read_existing(
+        path,
+        read,
+        lambda: known.pop() if known else find_checkpoint(path, step),
+        lambda is_deleted: bool(distributed.failing_processes(not is_deleted)),
+    )
+
+
+def read_unverified_checkpoint(path: epath.PathLike, read: Callable[[epath.Path], T]) -> T:
+    """Return what a function reads from the checkpoint of `find_unverified_checkpoint`.
+
+    As `read_checkpoint`, but processes do not wait for each other.
+    """
+    return _read_existing(path, read, lambda: find_unverified_checkpoint(path), bool)
+
+
+def _read_existing(
+    path: epath.PathLike,
+    read: Callable[[epath.Path], T],
+    find: Callable[[], epath.Path],
+    is_deleted_anywhere: Callable[[bool], bool],
+) -> T:
+    for _ in range(_MAX_ATTEMPTS):
+        checkpoint, error = find(), None
+        try:
+            result = read(checkpoint)
+        except Exception as failure:
+            error = failure
+        if is_deleted_anywhere(error is not None and not (checkpoint / MANIFEST_FILE).exists()):
+            _log.info("%s was deleted by its run while it was read: reading another.", checkpoint)
+            continue
+        if error is not None:
+            raise error
+        return result
+    raise CheckpointError(
+        f"{path}: its run deleted {_MAX_ATTEMPTS} checkpoints while they were read. Raise its "
+        "max_to_keep or checkpoint_every, or name a checkpoint that is kept."
+    )
 
 
 def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
@@ -59,7 +137,9 @@ def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
     if (path / MANIFEST_FILE).exists():
         return path
     checkpoints = Checkpointer(path / "checkpoints")
-    steps = checkpoints.steps_by_preference()
+    # A run that keeps one checkpoint may replace it while they are listed.
+    lists = (checkpoints.steps_by_preference() for _ in range(_MAX_ATTEMPTS))
+    steps = next(filter(None, lists), None)
     if not steps:
         raise InputError(
             f"{path}: is neither a checkpoint nor a workdir with one. Give a directory that "
@@ -68,9 +148,10 @@ def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
     return checkpoints.path(steps[0])
 
 
-def has_checkpoint(workdir: epath.PathLike) -> bool:
-    """Return whether a run has saved a checkpoint, intact or not."""
-    return bool(Checkpointer(epath.Path(workdir) / "checkpoints").all_steps())
+def has_checkpoint(workdir: epath.PathLike, step: int | None = None) -> bool:
+    """Return whether a run has saved a checkpoint, of a step or of any, intact or not."""
+    steps = Checkpointer(epath.Path(workdir) / "checkpoints").all_steps()
+    return bool(steps) if step is None else step in steps
 
 
 def write_params(

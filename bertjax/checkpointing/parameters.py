@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.checkpointing.integrity import PARAMS_DIR
+from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.errors import InputError
 
@@ -51,6 +52,17 @@ def check_params(path: epath.Path, target: Any, saved_shapes: Any) -> None:
                 f"{path}: {name} has shape {saved_shape}, and {shape} in this configuration. "
                 "Configure the model that the checkpoint holds."
             )
+
+
+def check_finite_params(path: epath.Path, params: Any) -> None:
+    """Raise InputError if a parameter of a model is not finite.
+
+    Args:
+      path: directory of the model, for the error.
+      params: tree of arrays, on the host or on devices.
+    """
+    if name := find_non_finite(params):
+        raise InputError(f"{path}: {name} has numbers that are not finite. Use another checkpoint.")
 
 
 def load_params(path: epath.Path, target: Any) -> Any:

@@ -122,5 +122,5 @@ def _read_json(path: epath.Path, schema: Any) -> dict[str, Any]:
     """Return the object in a JSON file; empty if it is missing or damaged."""
     try:
         return read_json_object(path, schema, "") if path.exists() else {}
-    except InputError:
+    except (InputError, OSError):  # a running run may delete it
         return {}

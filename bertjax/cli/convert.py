@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from etils import epath
 
-    from bertjax.checkpointing.lookup import find_checkpoint
+    from bertjax.checkpointing.lookup import read_checkpoint
     from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
             "--pooling and --normalize. Prompts and do_lower_case are not converted either."
         )
     exports = format_name == "bertjax" and args.to != format_name
-    calibration = read_calibration(find_checkpoint(args.source)) if exports else {}
+    calibration = read_checkpoint(args.source, read_calibration) if exports else {}
     if calibration:
         print(f"{args.target}: its format has no place for {', '.join(calibration)}.")
     if model.tokenizer is None:

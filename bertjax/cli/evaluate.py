@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> None:
             if not sys.stdout.isatty():  # a program reads it
                 print(texts["scores.json"], flush=True)
         directory.mkdir(parents=True, exist_ok=True)
+        # Written last: without it a report rejects files of two evaluations.
+        (directory / EVALUATION_FILE).unlink(missing_ok=True)
         for name, text in texts.items():
             with open_output(str(directory / name)) as sink:
                 sink.write(text)

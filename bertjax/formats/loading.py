@@ -7,8 +7,8 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
-from bertjax.checkpointing.parameters import load_params, read_param_shapes
+from bertjax.checkpointing.lookup import read_checkpoint, read_unverified_checkpoint
+from bertjax.checkpointing.parameters import check_finite_params, load_params, read_param_shapes
 from bertjax.config.loading import read_config_dict, read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.detection import find_format
@@ -21,6 +21,7 @@ from bertjax.model.heads import check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.log import warn_once
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import check_schema, read_json_value
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
@@ -35,7 +36,8 @@ def find_tokenizer(path: epath.PathLike) -> Tokenizer:
     Raises:
       InputError: the path is not a model, or the model has no vocabulary.
     """
-    return load_tokenizer(find_checkpoint(path) if find_format(path) == "bertjax" else path)
+    is_ours = find_format(path) == "bertjax"
+    return read_checkpoint(path, load_tokenizer) if is_ours else load_tokenizer(path)
 
 
 def find_bert_config(path: epath.PathLike) -> BertConfig:
@@ -47,7 +49,9 @@ def find_bert_config(path: epath.PathLike) -> BertConfig:
     path, format_name = epath.Path(path), find_format(path)
     if format_name == "bertjax":
         # Checkpoints of a run have one shape: processes need not agree on the newest intact one.
-        return read_model_config(find_unverified_checkpoint(path) / "config.json")
+        return read_unverified_checkpoint(
+            path, lambda checkpoint: read_model_config(checkpoint / "config.json")
+        )
     read = huggingface.read_config_dict if format_name == "hf" else tf1.read_config_dict
     return huggingface.parse_bert_config(read(path), path)
 
@@ -60,7 +64,11 @@ def read_run_config(path: epath.PathLike) -> dict[str, Any]:
     """
     if find_format(path) != "bertjax":
         raise InputError(f"{path}: a published model names no data to evaluate on. Give --config.")
-    return read_config_dict(find_unverified_checkpoint(path) / "config.json") | {"mesh": {}}
+
+    def read(checkpoint: epath.Path) -> dict[str, Any]:
+        return read_config_dict(checkpoint / "config.json") | {"mesh": {}}
+
+    return read_unverified_checkpoint(path, read)
 
 
 def find_labels(path: epath.PathLike) -> tuple[str, ...]:
@@ -73,7 +81,7 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
     """
     path, format_name = epath.Path(path), find_format(path)
     if format_name == "bertjax":
-        return read_labels(find_unverified_checkpoint(path))
+        return read_unverified_checkpoint(path, read_labels)
     config_dict = huggingface.read_config_dict(path) if format_name == "hf" else {}
     return huggingface.read_labels(config_dict, path) if "id2label" in config_dict else ()
 
@@ -86,7 +94,7 @@ def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:
 
 def write_labels(directory: epath.Path, labels: Sequence[str]) -> None:
     """Write label names for `read_labels`."""
-    (directory / LABELS_FILE).write_text(json.dumps(labels, ensure_ascii=False))
+    atomic_write_text(directory / LABELS_FILE, json.dumps(labels, ensure_ascii=False))
 
 
 def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyModel:
@@ -101,13 +109,15 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
     """
     path = epath.Path(path)
     format_name = format_name or find_format(path)
-    model = {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_bertjax}[format_name](path)
+    if format_name == "bertjax":
+        model = read_checkpoint(path, _read_bertjax)
+    else:
+        model = {"hf": huggingface.read, "tf1": tf1.read}[format_name](path)
     _check_model(model, path)
     return model
 
 
 def _read_bertjax(path: epath.Path) -> NumpyModel:
-    path = find_checkpoint(path)
     config, params = read_model_config(path / "config.json"), read_param_shapes(path)
     data = read_config_dict(path / "config.json").get("data") or {}
     check_schema(f"{path}: data.", data, {"glue?": str, "problem_type?": str}, "Use another one.")
@@ -124,7 +134,7 @@ def _read_bertjax(path: epath.Path) -> NumpyModel:
 
 
 def _check_model(model: NumpyModel, path: epath.Path) -> None:
-    """Raise InputError for unknown heads, wrong shapes, or more tokens than `vocab_size`."""
+    """Raise InputError for unknown heads, wrong shapes or numbers, or too many tokens."""
     check_modules_known(model.params, path)
     expected = dict(named_leaves(param_shapes(model.config)))
     for name, array in named_leaves(model.params):
@@ -135,6 +145,7 @@ def _check_model(model: NumpyModel, path: epath.Path) -> None:
                 f"{path}: {name} has shape {array.shape}, its configuration says "
                 f"{expected[name].shape}. Give the configuration of this model."
             )
+    check_finite_params(path, model.params)
     if model.unexpected_keys:
         names = ", ".join(model.unexpected_keys[:5])
         warn_once((str(path), names), f"{path}: arrays of an unknown head are not read: {names}.")

@@ -1,12 +1,14 @@
 """Conversion of models between the formats of Hugging Face, TF1 and bertjax."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from etils import epath
 
 from bertjax.checkpointing.integrity import metadata_files
-from bertjax.checkpointing.lookup import find_checkpoint, write_params
+from bertjax.checkpointing.lookup import read_checkpoint, write_params
 from bertjax.config.loading import read_run_record
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
@@ -14,8 +16,8 @@ from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
-from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text
+from bertjax.workdir.draft import exclusive_draft
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 
 
 def convert(
@@ -34,35 +36,54 @@ def convert(
         the model. Nothing is left behind.
     """
     source, target = epath.Path(source), epath.Path(target)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target}: exists and is not empty. Name a new directory.")
-    if format_name == "bertjax":
-        source = find_checkpoint(source)
-    registry.register_heads(source if format_name == "bertjax" else None)
-    model = read_model(source, format_name)
-    draft = epath.Path(f"{target}.partial")
-    if draft.exists():
-        draft.rmtree()
-    draft.mkdir(parents=True)
-    try:
-        if target_format == "bertjax":
-            copies = format_name == "bertjax"
-            write_metadata = (
-                partial(_copy_metadata, source) if copies else partial(_write_metadata, model)
-            )
-            write_params(draft, model.params, write_metadata)
-        elif target_format == "tf1":
-            tf1.write(model, draft)
+    with exclusive_draft(target, "DST") as (folder, lock):
+        if format_name == "bertjax":
+            converted = read_checkpoint(source, partial(_read, format_name, target_format))
         else:
-            huggingface.write(model, draft)
-            (draft / "README.md").write_text(model_card(model, source, _read_eval_scores(source)))
-        if target.exists():
-            target.rmdir()
-        draft.rename(target)
-    except BaseException:
-        draft.rmtree(missing_ok=True)
-        raise
-    return model
+            converted = _read(format_name, target_format, source)
+        draft = folder / "model"
+        if draft.exists():
+            draft.rmtree()
+        draft.mkdir()
+        try:
+            _write(converted, draft, target_format)
+            lock.check()
+            if target.exists():
+                target.rmdir()
+            draft.rename(target)
+        except BaseException:
+            draft.rmtree(missing_ok=True)
+            raise
+    return converted.model
+
+
+class _Source(NamedTuple):
+    """A model, its card if it becomes one of Hugging Face, and the metadata of a checkpoint."""
+
+    model: NumpyModel
+    card: str
+    metadata: Mapping[str, bytes]
+
+
+def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
+    is_checkpoint = format_name == "bertjax"
+    registry.register_heads(path if is_checkpoint else None)
+    model = read_model(path, format_name)
+    files = metadata_files(path) if is_checkpoint else []
+    metadata = {file.name: file.read_bytes() for file in files}
+    card = model_card(model, path, _read_eval_scores(path)) if target_format == "hf" else ""
+    return _Source(model, card, metadata)
+
+
+def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
+    model = source.model
+    if format_name == "bertjax":
+        write_params(draft, model.params, partial(_write_metadata, source))
+    elif format_name == "tf1":
+        tf1.write(model, draft)
+    else:
+        huggingface.write(model, draft)
+        atomic_write_text(draft / "README.md", source.card)
 
 
 def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:
@@ -77,16 +98,15 @@ def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:
     return {n: v for n, v in lines[-1].items() if n not in ("step", "split")} if lines else {}
 
 
-def _copy_metadata(source: epath.Path, path: epath.Path) -> None:
-    """Copy the metadata files of a checkpoint, which describe its parameters."""
-    for file in metadata_files(source):
-        file.copy(path / file.name)
-
-
-def _write_metadata(model: NumpyModel, path: epath.Path) -> None:
-    atomic_write_text(
-        path / "config.json", json.dumps(registry.infer_config(model).to_dict(), indent=1)
-    )
+def _write_metadata(source: _Source, path: epath.Path) -> None:
+    """Write the files of a checkpoint that describe its parameters."""
+    for name, content in source.metadata.items():
+        atomic_write_bytes(path / name, content)
+    if source.metadata:
+        return
+    model = source.model
+    config = registry.infer_config(model).to_dict()
+    atomic_write_text(path / "config.json", json.dumps(config, indent=1))
     if model.labels:
         write_labels(path, model.labels)
     if model.tokenizer is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write, atomic_write_text, is_remote
+from data_pipelines.paths import atomic_write, atomic_write_bytes, atomic_write_text, is_remote
 
 TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
 
@@ -28,36 +28,36 @@ class PartFiles:
     Args:
       output: the file; its suffix gives the format.
       settings: everything but the input that determines its content.
+      folder: directory of the parts, which no other process uses.
 
     Raises:
-      InputError: the suffix is unknown, the file exists, or parts of other settings lie beside it.
+      InputError: parts of other settings lie in the folder.
     """
 
-    def __init__(self, output: epath.Path, settings: Mapping[str, Any]) -> None:
-        self._output, self._folder = output, output.with_name(f"{output.name}.partial")
-        if output.suffix not in WRITERS:
-            raise InputError(f"{output}: unknown suffix. Use one of {', '.join(WRITERS)}.")
-        if output.exists():
-            raise InputError(f"{output}: exists. Name another file, or remove it.")
-        text = json.dumps(settings, sort_keys=True, default=str)
-        file = self._folder / "settings.json"
-        if file.exists() and file.read_text() != text:
+    def __init__(self, output: epath.Path, settings: Mapping[str, Any], folder: epath.Path) -> None:
+        self._output, self._folder = output, folder
+        self._settings = json.dumps(settings, sort_keys=True, default=str)
+        self._settings_file = folder / "settings.json"
+        if self._settings_file.exists() and self._settings_file.read_text() != self._settings:
             raise InputError(
-                f"{self._folder}: holds parts of other arguments or another model. Remove it, or "
-                "name another file."
+                f"{folder}: holds parts of other arguments or another model. Remove it, or name "
+                "another file."
             )
-        self._folder.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(file, text)
 
     def has(self, number: int, digest: str) -> bool:
-        """Return whether a part exists whose input has this digest.
+        """Return whether an intact part exists whose input has this digest.
 
         Raises:
           InputError: the part has another input.
         """
         if not self._path(number).exists():
             return False
-        if str(self._read(number)["digest"]) != digest:
+        try:
+            part = {name: array for name, array in self._read(number).items()}
+            recorded = str(part["digest"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # it is computed again
+            return False
+        if recorded != digest:
             raise InputError(
                 f"{self._folder}: holds parts of another input. Remove it, or name another file."
             )
@@ -65,24 +65,22 @@ class PartFiles:
 
     def write(self, number: int, digest: str, part: Mapping[str, Any]) -> None:
         """Write a part atomically."""
+        if not self._settings_file.exists():
+            atomic_write_text(self._settings_file, self._settings)
         content = io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
-        with atomic_write(self._path(number)) as partial:
-            partial.write_bytes(content.getvalue())
+        atomic_write_bytes(self._path(number), content.getbuffer())
 
     def finish(self, count: int) -> None:
-        """Join `count` parts into the file and remove them."""
+        """Join `count` parts into the file."""
 
         def read() -> Iterator[dict[str, np.ndarray]]:
             for number in range(count):
                 arrays = self._read(number)
                 yield {name: arrays[name] for name in arrays.files if name != "digest"}
 
-        draft = self._folder / self._output.name
-        with _open_seekable(draft) as file:
+        with atomic_write(self._output, self._folder) as draft, _open_seekable(draft) as file:
             WRITERS[self._output.suffix](file, read)
-        draft.replace(self._output)
-        self._folder.rmtree()
 
     def _read(self, number: int) -> Any:
         return np.load(io.BytesIO(self._path(number).read_bytes()))
@@ -103,6 +101,12 @@ def _open_seekable(path: epath.Path) -> Iterator[IO[bytes]]:
         local.seek(0)
         with path.open("wb") as file:
             shutil.copyfileobj(local, file)
+
+
+def check_suffix(output: epath.Path) -> None:
+    """Raise InputError if the suffix of a file names no format."""
+    if output.suffix not in WRITERS:
+        raise InputError(f"{output}: unknown suffix. Use one of {', '.join(WRITERS)}.")
 
 
 def texts_to_bytes(texts: Sequence[str]) -> np.ndarray:

@@ -13,8 +13,9 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats.loading import find_tokenizer
 from bertjax.formats.sentence_transformers import find_pooling_config
-from bertjax.inference.embedding_files import TEXTS_KEY, PartFiles, texts_to_bytes
-from bertjax.inference.predictor import Runner, check_finite, open_model
+from bertjax.inference.embedding_files import TEXTS_KEY, PartFiles, check_suffix, texts_to_bytes
+from bertjax.inference.predictor import Runner, open_model
+from bertjax.mesh.finite import check_finite
 from bertjax.tasks.embeddings import (
     EmbeddingOptions,
     EmbeddingsObjective,
@@ -22,6 +23,7 @@ from bertjax.tasks.embeddings import (
     embed_texts,
 )
 from bertjax.training.initialization import PretrainedModel
+from bertjax.workdir.draft import exclusive_draft
 from data_pipelines.errors import InputError
 from data_pipelines.log import warn_once
 from data_pipelines.parsing import parse_object
@@ -117,23 +119,29 @@ class Embedder:
           output: the file; see `PartFiles`.
 
         Raises:
-          InputError: a line is neither, there are none, or see `PartFiles`.
+          InputError: a line is neither, there are none, the suffix is unknown, or see `PartFiles`
+            and `exclusive_draft`.
         """
+        output = epath.Path(output)
+        check_suffix(output)
         settings = {"model": self._pretrained.digest, **vars(self.options)}
-        parts = PartFiles(epath.Path(output), settings)
         iterator, number, count, num_truncated = iter(lines), 0, 0, 0
         lines_per_part = LINES_PER_PART[self.options.level]
-        while texts := list(itertools.islice(_iter_texts(iterator, count), lines_per_part)):
-            digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
-            if not parts.has(number, digest):
-                embeddings = self.encode(texts)
-                parts.write(number, digest, _make_part(texts, embeddings))
-                num_truncated += embeddings.num_truncated
-            number, count = number + 1, count + len(texts)
-        if not count:
-            raise InputError("the input has no lines. Give some text.")
-        self.warn_truncated(num_truncated, count)
-        parts.finish(number)
+        with exclusive_draft(output, "--output") as (folder, lock):
+            parts = PartFiles(output, settings, folder)
+            while texts := list(itertools.islice(_iter_texts(iterator, count), lines_per_part)):
+                lock.check()
+                joined = "\n".join(texts).encode("utf-8", "surrogatepass")
+                digest = hashlib.sha256(joined).hexdigest()
+                if not parts.has(number, digest):
+                    embeddings = self.encode(texts)
+                    parts.write(number, digest, _make_part(texts, embeddings))
+                    num_truncated += embeddings.num_truncated
+                number, count = number + 1, count + len(texts)
+            if not count:
+                raise InputError("the input has no lines. Give some text.")
+            self.warn_truncated(num_truncated, count)
+            parts.finish(number)
         return count
 
 

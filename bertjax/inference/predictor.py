@@ -11,10 +11,10 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import MeshConfig
-from bertjax.errors import CommandError
 from bertjax.formats.loading import find_tokenizer
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.feed import fetch_to_host, to_global
+from bertjax.mesh.finite import check_finite
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
@@ -27,15 +27,6 @@ from data_pipelines.errors import InputError
 def open_model(checkpoint: epath.PathLike | PretrainedModel) -> PretrainedModel:
     """Return the model in a directory, or the one that is open already."""
     return checkpoint if isinstance(checkpoint, PretrainedModel) else PretrainedModel(checkpoint)
-
-
-def check_finite(array: np.ndarray, name: str) -> None:
-    """Raise CommandError if a result of the model is not finite."""
-    if not np.isfinite(array).all():
-        raise CommandError(
-            f"{name}: the model computes numbers that are not finite. Check its parameters: they "
-            "are damaged, or too large."
-        )
 
 
 class Runner:
@@ -135,13 +126,14 @@ class Predictor(Runner):
 
     def __init__(self, checkpoint: epath.PathLike | PretrainedModel) -> None:
         model = open_model(checkpoint)
-        self.path, self.config = model.path, model.config()
+        self.config = model.config()
         task = registry.find_task(self.config.task)
         objective = registry.make_objective(self.config, jax.device_count())
+        super().__init__(model, objective)  # may take another checkpoint of the run
+        self.path = model.path
         self.pipeline = task.pipeline_class(self.config)(
             objective, model.tokenizer or find_tokenizer(self.path), model.labels, model.calibration
         )
-        super().__init__(model, objective)
 
     def predict(
         self,

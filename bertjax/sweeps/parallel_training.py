@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.checkpointing.integrity import delete_checkpoint
 from bertjax.checkpointing.lookup import write_params
 from bertjax.config.config import Config
 from bertjax.mesh import distributed
@@ -171,8 +172,7 @@ def write_run(
 
     write_params(partial, params, write_metadata)
     if distributed.is_process_0():
-        if path.exists():
-            path.rmtree()
+        delete_checkpoint(path)
         partial.rename(path)
 
 

@@ -133,7 +133,12 @@ def _record(
         }
         for trial, run_scores in zip(trials, scores, strict=True)
     }
-    comparable = [comparable_score(primary_metric, run_scores) for run_scores in scores]
+    comparable = [
+        comparable_score(primary_metric, run_scores)
+        if all(map(math.isfinite, run_scores.values()))  # an accuracy of NaN outputs is finite
+        else -math.inf
+        for run_scores in scores
+    ]
     best = int(np.argmax(comparable))
     earlier = [
         _comparable_recorded_score(primary_metric, run["scores"]) for run in state.results.values()
@@ -148,9 +153,10 @@ def _record(
 
 
 def _comparable_recorded_score(name: str, scores: Mapping[str, float | None]) -> float:
-    """Return `comparable_score` of recorded scores; None stands for one that is not finite."""
-    finite = {key: value for key, value in scores.items() if value is not None}
-    return comparable_score(name, finite)
+    """Return `comparable_score` of recorded scores; -inf if one is None, which is not finite."""
+    if None in scores.values():
+        return -math.inf
+    return comparable_score(name, {key: value or 0.0 for key, value in scores.items()})
 
 
 def _choose_primary_metric(task: Task, config: Config) -> str:

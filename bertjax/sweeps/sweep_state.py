@@ -122,10 +122,12 @@ class SweepState:
         self._entries |= entries
 
     def remove_unfinished(self) -> None:
-        """Delete directories of parallel runs that were interrupted and trained elsewhere."""
+        """Delete parallel runs that were interrupted and trained elsewhere, and old states."""
         for path in self._parallel_dirs():
             if not (path / DONE_FILE).exists():
                 path.rmtree()
+            elif (states := path / "checkpoints").exists():  # a killed process left them
+                states.rmtree()
 
     def _parallel_dirs(self) -> list[epath.Path]:
         parent = self.workdir / PARALLEL_RUNS_DIR

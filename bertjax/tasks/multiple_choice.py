@@ -202,6 +202,8 @@ class MultipleChoiceEvalSet(PackedEvalSet):
       packing: the last arguments of `PackedEvalSet`.
     """
 
+    score_names = ("accuracy",)
+
     def __init__(
         self,
         name: str,

@@ -254,6 +254,8 @@ class PretrainingEvalSet:
       num_batches: batches to evaluate on; 0 for all.
     """
 
+    score_names = ("mlm_perplexity",)
+
     def __init__(self, name: str, data: PretrainingData, num_batches: int) -> None:
         self.name, self._data, self._num_batches = name, data, num_batches
 

@@ -42,7 +42,11 @@ class Evaluation(NamedTuple):
 
 
 class EvalSet(Protocol):
-    """A named eval set."""
+    """A named eval set.
+
+    It may have `score_names`, the names of its evaluation's scores beside the means. Then a
+    `best_metric` that is none of them is rejected before the training.
+    """
 
     @property
     def name(self) -> str:

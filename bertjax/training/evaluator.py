@@ -14,6 +14,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
+from bertjax.mesh.finite import check_finite
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
@@ -83,6 +84,8 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     check_evaluation(step_functions, task.objective)
     evaluation = evaluator(member.load(step_functions.param_shapes) for member in members)
     assert evaluation is not None
+    for name, score in evaluation.scores.items():
+        check_finite(np.asarray(score), name)
     return evaluation
 
 
@@ -204,6 +207,41 @@ def _evaluate_outputs(
         files |= {f"{name}.{file}": content for file, content in evaluation.files.items()}
         examples += [f"{name}: {line}" for line in evaluation.examples]
     return Evaluation(scores, files, examples=examples)
+
+
+def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> None:
+    """Check that evaluations will have the score `best_metric`.
+
+    Names that an eval set does not tell are known after the first evaluation only; see
+    `Checkpointer.is_best`.
+
+    Args:
+      config: configuration of the run.
+      task: the task with its data.
+      sum_names: names of the metric sums of the train step.
+
+    Raises:
+      InputError: they will not, or there is no eval split.
+    """
+    metric, eval_sets = config.best_metric, task.eval_sets() if config.best_metric else ()
+    if not metric:
+        return
+    if not eval_sets:
+        raise InputError(
+            f"best_metric={metric!r}: {config.data['dir']} has no eval split. Leave it out, or "
+            "prepare the data with --eval-fraction."
+        )
+    known = {*sum_names} - {"grad_norm", "nonpad_fraction"}
+    for eval_set in eval_sets:
+        if (names := getattr(eval_set, "score_names", None)) is None:
+            return
+        shared = names if len(eval_sets) == 1 else {*names} & {*task.primary_metrics}
+        known |= {*shared} | {f"{eval_set.name}/{name}" for name in names if len(eval_sets) > 1}
+    if metric not in known:
+        raise InputError(
+            f"best_metric={metric!r}: is not a score of this task. Use one of "
+            f"{', '.join(sorted(known))}."
+        )
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:

@@ -5,8 +5,8 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,8 +14,13 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
-from bertjax.checkpointing.lookup import find_checkpoint
-from bertjax.checkpointing.parameters import check_params, load_params, read_param_shapes
+from bertjax.checkpointing.lookup import has_checkpoint, read_checkpoint
+from bertjax.checkpointing.parameters import (
+    check_finite_params,
+    check_params,
+    load_params,
+    read_param_shapes,
+)
 from bertjax.config.config import Config
 from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
 from bertjax.formats.detection import find_format
@@ -35,6 +40,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 INIT_RECORD_FILE = "init.json"  # in a workdir: the model that its run was initialized from
 _log = logging.getLogger("bertjax")
+T = TypeVar("T")
 
 # Fields that change what the same parameters compute, and that no parameter's shape reveals.
 _ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
@@ -60,6 +66,8 @@ def check_architecture(path: epath.Path, saved: BertConfig, model: BertConfig) -
 class PretrainedModel:
     """The parameters of a model, of bertjax or published, with its configuration and tokenizer.
 
+    If the run of a workdir deletes the checkpoint before `load` has read it, another one is taken.
+
     Args:
       path: a workdir or checkpoint, or a Hugging Face or TF1 directory.
       step: step of the checkpoint to take from a workdir; by default the best or newest.
@@ -82,12 +90,8 @@ class PretrainedModel:
         self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
         if format_name == "bertjax":
-            self.path = find_checkpoint(path, step)
-            registry.register_heads(self.path)
-            self.bert_config = read_model_config(self.path / "config.json")
-            self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
-            self.calibration = read_calibration(self.path)
-            self._shapes = read_param_shapes(self.path)
+            self._source = path, step
+            self.bert_config, self._shapes = read_checkpoint(path, self._open_checkpoint, step)
         else:
             registry.register_heads()
             self.path = epath.Path(path)
@@ -95,11 +99,23 @@ class PretrainedModel:
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
 
+    def _open_checkpoint(self, path: epath.Path) -> tuple[BertConfig, Any]:
+        """Read everything but the parameters; return the model's configuration and shapes."""
+        registry.register_heads(path)
+        self.path = path
+        self.tokenizer, self.labels = load_tokenizer(path), read_labels(path)
+        self.calibration = read_calibration(path)
+        self.digest = hashlib.sha256((path / MANIFEST_FILE).read_bytes()).hexdigest()
+        return read_model_config(path / "config.json"), read_param_shapes(path)
+
+    def _read(self, read: Callable[[epath.Path], T]) -> T:
+        path, step = self._source
+        return read_checkpoint(path, read, step, first=self.path)
+
     @functools.cached_property
     def digest(self) -> str:
         """A hex digest that changes with the parameters."""
-        if self._published is None:
-            return hashlib.sha256((self.path / MANIFEST_FILE).read_bytes()).hexdigest()
+        assert self._published is not None
         return _digest(self._published.params)
 
     def config(self) -> Config:
@@ -109,7 +125,8 @@ class PretrainedModel:
           InputError: no task has its heads.
         """
         if self._published is None:
-            return read_config(self.path / "config.json", registry.data_fields())
+            fields = registry.data_fields()
+            return self._read(lambda path: read_config(path / "config.json", fields))
         return registry.infer_config(self._published)
 
     def training_config(self) -> Config | None:
@@ -193,7 +210,15 @@ class PretrainedModel:
         if self._loaded_params is not None:
             return {part: self._loaded_params[part] for part in targets}
         if self._published is None:
-            return load_params(self.path, targets)
+
+            def load(path: epath.Path) -> Any:
+                if path != self.path:  # the first one is gone
+                    self._open_checkpoint(path)
+                return load_params(path, targets)
+
+            params = self._read(load)
+            check_finite_params(self.path, params)
+            return params
         arrays = {part: self._published.params[part] for part in targets}
         return jax.tree.map(to_devices, arrays, targets)
 
@@ -230,7 +255,13 @@ def open_init(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
     if not record.exists():
         return PretrainedModel(path)
     recorded = read_json_object(record, {"step?": int, "digest": str}, "Use another --workdir.")
-    model = PretrainedModel(path, recorded.get("step"))
+    step = recorded.get("step")
+    if step is not None and not has_checkpoint(path, step):
+        raise InputError(
+            f"init={path}: its checkpoint of step {step}, which the run in {workdir} was "
+            "initialized from, is gone. Use another --workdir."
+        )
+    model = PretrainedModel(path, step)
     if model.digest != recorded["digest"]:
         raise InputError(
             f"init={path}: not the model that the run in {workdir} was initialized from (digest "

@@ -10,13 +10,13 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.paths import atomic_write, is_remote
+from data_pipelines.paths import atomic_write_bytes, is_remote
 from data_pipelines.schema import check_schema, read_bytes
 
 Metrics = Mapping[str, float | int | None]
@@ -65,8 +65,7 @@ def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
         return
     kept = b"".join(line for line, entry in _finished_lines(path) if entry["step"] <= step)
     if len(kept) != path.stat().length:
-        with atomic_write(path) as partial:
-            partial.write_bytes(kept)
+        atomic_write_bytes(path, kept)
 
 
 class MetricsFile:
@@ -76,27 +75,28 @@ class MetricsFile:
     """
 
     def __init__(self, path: epath.Path) -> None:
-        self._path = path
-        if is_remote(path):
-            self._file: Any = RemoteFile(path)
-        else:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._path, self._file = path, cast(Any, None)  # a rejected run leaves no file
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
         """Record the metrics of a split after `step` updates."""
         line = encode_line(step, split, metrics)
         with path_in_errors(self._path):
+            if self._file is None:
+                remote = is_remote(self._path)
+                self._file = RemoteFile(self._path) if remote else open(self._path, "ab", 0)  # noqa: SIM115 (closed by close)
             written = self._file.write(line)
         if written != len(line):
             raise OSError(f"{self._path}: the disk is full. Free space on it.")
 
     def flush(self) -> None:
         """Replace a remote file; a local one has every line already."""
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class RemoteFile:

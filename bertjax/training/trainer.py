@@ -20,6 +20,7 @@ from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
+from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.signals import stop_signals
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
@@ -28,8 +29,13 @@ from bertjax.steps.train_step import Sums, TrainState
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.cadence import Cadence
-from bertjax.training.evaluator import check_tokenizer
-from bertjax.training.initialization import PretrainedModel, open_init, write_init_record
+from bertjax.training.evaluator import check_best_metric, check_tokenizer
+from bertjax.training.initialization import (
+    INIT_RECORD_FILE,
+    PretrainedModel,
+    open_init,
+    write_init_record,
+)
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.metric_writers import MetricWriters, StepLogger
 from bertjax.training.run_summary import summarize_result, summarize_run
@@ -117,11 +123,7 @@ class Trainer:
         self.step_functions, self._runs, self._trackers = step_functions, runs, trackers
         self._memory_budget = MemoryBudget(config, task.objective, step_functions, runs.num_runs)
         self._memory_budget.check_state()
-        if config.best_metric and not task.eval_sets():
-            raise InputError(
-                f"best_metric={config.best_metric!r}: {config.data['dir']} has no eval split. "
-                "Leave it out, or prepare the data with --eval-fraction."
-            )
+        check_best_metric(config, task, step_functions.state_shapes.metric_sums)
         self._pretrained: PretrainedModel | None = None
         self._init_record_dir = init_record_dir or self.workdir
         if config.init and not has_checkpoint(self.workdir):
@@ -151,10 +153,11 @@ class Trainer:
           StoppedError: SIGTERM or SIGINT arrived; the state was saved.
         """
         try:
-            with WorkdirLock(self.workdir) as lock:
-                claim_workdir(self.workdir, self.config, self.task)
-                if self._pretrained:
-                    write_init_record(self._pretrained, self._init_record_dir)
+            init_record = self._init_record_dir / INIT_RECORD_FILE
+            with (
+                WorkdirLock(self.workdir) as lock,
+                claim_workdir(self.workdir, self.config, self.task, [init_record]),
+            ):
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
                 if not self.step_functions.is_compiled:
@@ -220,10 +223,13 @@ class Trainer:
                     if not (evaluates or saves):
                         continue
                     self._finish_log(log, step)
-                    self._check_finite(step, self._read_metrics(step, metric_sums)[""])
+                    self._check_metrics(step, self._read_metrics(step, metric_sums)[""])
                     with meter.pause():
+                        self._check_state(state)
                         evaluations = evaluate(state.params) if evaluates else {}
                         self._log_evaluations(writers, state, evaluations)
+                        if evaluations:
+                            self._check_finite(step, evaluations[""].scores)
                         if self._is_best(writers, state, evaluations.get("")) or saves:
                             self._save(writers, state, evaluations.get(""))
                     if last:  # the batches of a run with a time budget never end
@@ -251,7 +257,9 @@ class Trainer:
         if pretrained is None:
             return self.step_functions.init(None)
         shapes, layers = self.step_functions.init_shapes, self.config.reinit_layers
-        return self.step_functions.init(pretrained.load_init_params(shapes, layers))
+        params = pretrained.load_init_params(shapes, layers)
+        write_init_record(pretrained, self._init_record_dir)
+        return self.step_functions.init(params)
 
     def _compile(self, step: int) -> None:
         """Compile the train step that follows `step` updates, and that of the full batch."""
@@ -309,19 +317,28 @@ class Trainer:
         """Log the metrics that are due; `step` is the last one that was dispatched."""
         if (logged := log.flush()) is None:
             return
-        self._check_finite(*logged)
+        self._check_metrics(*logged)
         if self._budget:
             self._budget.update(step)
 
-    def _check_finite(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise DivergedError where the loss or the gradient norm of a run is not finite."""
-        for name in ("loss", "grad_norm") if self._runs.standalone else ():
-            if not math.isfinite(metrics[name]):
+    def _check_state(self, state: TrainState) -> None:
+        """Raise DivergedError if a parameter of the run is not finite, or the optimizer's state."""
+        name = find_non_finite((state.params, state.opt_state)) if self._runs.standalone else None
+        if name:
+            self._check_finite(int(state.step), {name.removeprefix("0/"): math.nan})
+
+    def _check_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._check_finite(step, {name: metrics[name] for name in ("loss", "grad_norm")})
+
+    def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
+        """Raise DivergedError where a value of the run is not finite."""
+        for name, value in values.items() if self._runs.standalone else ():
+            if not math.isfinite(value):
                 self.checkpointer.wait_until_finished()
                 steps = self.checkpointer.all_steps()
                 good = f"the last good checkpoint is step {steps[-1]}" if steps else "none is saved"
                 raise DivergedError(
-                    f"{name}={metrics[name]} at step {step}, {good}: lower "
+                    f"{name}={value} at step {step}, {good}: lower "
                     "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
                 )
 

@@ -5,9 +5,9 @@ killed run never blocks the next one. On another machine of a shared file system
 the heartbeat: a lock file that does not change for `LOCK_TIMEOUT_SECONDS` is stale. Clocks of two
 machines are never compared.
 
-Two runs may take a stale lock at the same instant, and a holder that lost its storage for that
-long may lose its lock. Each holder reads the file before it rewrites it: the one whose lock is gone
-notices at its next heartbeat, and ends.
+In a bucket two runs may take a stale lock at the same instant, and a holder that lost its storage
+for that long may lose its lock. Each holder reads the file before it rewrites it: the one whose
+lock is gone notices at its next heartbeat, and ends.
 """
 
 import contextlib
@@ -27,7 +27,13 @@ from etils import epath
 from bertjax.errors import CommandError
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text, is_remote
+from data_pipelines.paths import (
+    atomic_write_text,
+    is_remote,
+    locked,
+    make_directory,
+    remove_empty,
+)
 
 LOCK_FILE = "lock.json"
 HEARTBEAT_SECONDS = 5.0
@@ -43,12 +49,19 @@ class LockLostError(CommandError):
 class WorkdirLock:
     """A context manager that holds a workdir. Process 0 holds it for all processes.
 
+    A directory that it creates is deleted at the end if it is empty.
+
+    Args:
+      workdir: the directory.
+      option: the argument that names it, for errors.
+
     Raises:
       InputError: another run holds the workdir, it is not writable, or a process does not see it.
     """
 
-    def __init__(self, workdir: epath.Path) -> None:
-        self._workdir, self._path = workdir, workdir / LOCK_FILE
+    def __init__(self, workdir: epath.Path, option: str = "--workdir") -> None:
+        self._workdir, self._path, self._option = workdir, workdir / LOCK_FILE, option
+        self._created: list[epath.Path] = []
         self._lost = threading.Event()
         self._released = threading.Event()
 
@@ -61,11 +74,12 @@ class WorkdirLock:
                 self._acquire()
             except InputError as refusal:
                 error = refusal
+                remove_empty(self._created)
             except Exception as failure:  # each storage library has its own
                 reason = (str(failure).splitlines() or [type(failure).__name__])[0]
                 error = InputError(
-                    f"{self._workdir}: not writable ({reason}). Use another --workdir, or one that "
-                    "this account may write to."
+                    f"{self._workdir}: not writable ({reason}). Use another {self._option}, or one "
+                    "that this account may write to."
                 )
             return [error is None, 0 if error else _mark(self._holder)]
 
@@ -92,7 +106,7 @@ class WorkdirLock:
             )
 
     def _acquire(self) -> None:
-        self._workdir.mkdir(parents=True, exist_ok=True)
+        self._created = make_directory(self._workdir)
         self._holder: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -101,15 +115,14 @@ class WorkdirLock:
             "id": uuid.uuid4().hex,
             "heartbeats": 0,
         }
-        holder = _read(self._path)
-        if holder is not None:
-            self._wait_until_stale(holder)
-        try:
-            _create(self._path, json.dumps(self._holder))
-        except FileExistsError:
-            raise InputError(
-                f"{self._workdir}: another run has just started there. Use another --workdir."
-            ) from None
+        fix = f"Use another {self._option}."
+        problem = f"{self._workdir}: another run has just started there. {fix}"
+        start = self._workdir / f"{LOCK_FILE}.start"
+        with contextlib.nullcontext() if is_remote(start) else locked(start, problem):
+            holder = _read(self._path)
+            if holder is not None:
+                self._wait_until_stale(holder)
+            _write(self._path, json.dumps(self._holder))
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -136,7 +149,7 @@ class WorkdirLock:
     def _raise_in_use(self, holder: dict[str, Any]) -> None:
         raise InputError(
             f"{self._workdir}: in use by process {holder.get('pid')} on {holder.get('host')}. Wait "
-            "until it ends, stop it, or use another --workdir."
+            f"until it ends, stop it, or use another {self._option}."
         )
 
     def _sees_lock(self, mark: int) -> bool:
@@ -165,6 +178,7 @@ class WorkdirLock:
             with contextlib.suppress(Exception):  # a lock left behind is stale soon
                 if self._is_held():
                     self._path.unlink()
+            remove_empty(self._created)
 
     def _is_held(self) -> bool:
         """Return whether the lock file is that of this process."""
@@ -184,17 +198,8 @@ def _read(path: epath.Path) -> dict[str, Any] | None:
         return {}
 
 
-def _create(path: epath.Path, text: str) -> None:
-    """Write a new lock file; raise FileExistsError if a local one exists."""
-    if is_remote(path):
-        path.write_text(text)
-    else:
-        with open(path, "x") as file:
-            file.write(text)
-
-
 def _write(path: epath.Path, text: str) -> None:
-    """Replace a lock file: readers see the old content or the new."""
+    """Write a lock file: readers see the old content or the new."""
     if is_remote(path):  # where every write does so
         path.write_text(text)
     else:

@@ -3,8 +3,9 @@
 config.json holds the whole configuration; run.json the step, the data position and the data.
 """
 
+import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,13 +45,40 @@ RESUMABLE_FIELDS = {
 }
 
 
-def claim_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
-    """Record a run in a new workdir; raise InputError as `check_workdir` in that of another run."""
-    if distributed.is_process_0() and not (workdir / "run.json").exists():
+@contextlib.contextmanager
+def claim_workdir(
+    workdir: epath.Path, config: Config, task: Task, other_records: Collection[epath.Path] = ()
+) -> Iterator[None]:
+    """Record a run in a new workdir; delete new records if the block rejects the run.
+
+    Another configuration may start in a workdir whose run was rejected, for example because a step
+    takes too much memory.
+
+    Args:
+      workdir: directory of the run.
+      config: resolved configuration.
+      task: the task with its data.
+      other_records: files that the block may write beside config.json and run.json.
+
+    Raises:
+      InputError: see `check_workdir`.
+    """
+    records = [workdir / "run.json", workdir / "config.json", *other_records]
+    new_records: list[epath.Path] = []
+    if distributed.is_process_0():
+        new_records = [path for path in records if not path.exists()]
+    if records[0] in new_records:
         workdir.mkdir(parents=True, exist_ok=True)
         write_run_record(workdir, config, task, 0)
     distributed.sync_processes("workdir")
     check_workdir(workdir, config, task)
+    try:
+        yield
+    except (InputError, jax.errors.JaxRuntimeError):
+        if not (workdir / "checkpoints").exists():
+            for path in new_records:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:

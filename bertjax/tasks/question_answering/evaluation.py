@@ -1,7 +1,7 @@
 """Evaluation of question answering: a data set to batches, logits to answers and scores."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,13 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
         """Yield the prediction for each question."""
         logits = self.unpack_outputs(outputs, "question_answering_logits", "token")
         return decode(self.data.questions, self._windows, self._passages, logits)
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Names of the scores."""
+        odds: dict[str, float] | None = {} if self.data.version == 2 else None
+        calibration = {THRESHOLD} if self.data.version == 2 else set()
+        return ({*score(self.data, {}, odds)} | calibration) - {*_PREDICTION_COUNTS}
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the official scores in percent; for version 2 at the best threshold for F1.

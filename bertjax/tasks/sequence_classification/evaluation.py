@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,15 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         self._text_indices, self._gold = encoded.text_indices, target.values
         self._problem_type = objective.problem_type
         super().__init__(encoded.with_target("labels", target), objective.sequence_shape, *packing)
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Names of the scores."""
+        if self._problem_type == "regression":
+            return regression_metrics(np.zeros(2), np.zeros(2)).keys()
+        if self._problem_type == "multi_label_classification":
+            return multi_label_metrics(np.zeros((1, 1), bool), np.zeros((1, 1), bool)).keys()
+        return single_label_metrics(np.zeros(1, int), np.zeros(1, int), len(self.labels)).keys()
 
     def predictions(self, outputs: Iterable[Outputs]) -> np.ndarray:
         """Return the prediction of each text; the logits of its windows are averaged.

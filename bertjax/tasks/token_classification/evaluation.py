@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,12 @@ class TokenClassificationEvalSet(PackedEvalSet):
         ends = np.cumsum([len(sentence.words) for sentence in self.sentences])
         for sentence in np.split(probabilities, ends[:-1]):
             yield [self.labels[best] for best in sentence.argmax(axis=-1)], sentence
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Names of the scores."""
+        entity_scores = {} if has_word_tags(self.labels) else sum_counts([]).scores()
+        return {"accuracy", *entity_scores}
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return `f1`, `precision` and `recall` of entities and `accuracy` of words, in [0, 1].

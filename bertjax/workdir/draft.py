@@ -1,0 +1,41 @@
+"""The directory beside an output in which it is made, held by one process at a time."""
+
+import contextlib
+from collections.abc import Iterator
+
+from etils import epath
+
+from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
+from data_pipelines.errors import InputError
+
+
+@contextlib.contextmanager
+def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Path, WorkdirLock]]:
+    """Yield OUTPUT.partial and its lock; the block moves a file or directory from it to `output`.
+
+    OUTPUT.partial is deleted at the end. After an error it remains, unless it is empty.
+
+    Args:
+      output: new file, or new or empty directory.
+      option: argument that names it, for errors.
+
+    Raises:
+      InputError: `output` exists, or another process makes it.
+    """
+    draft = output.with_name(f"{output.name}.partial")
+    problem = InputError(f"{output}: exists. Name another {option}, or remove it.")
+    was_killed = (draft / LOCK_FILE).exists()
+    if _exists(output) and not was_killed:
+        raise problem
+    with WorkdirLock(draft, option) as lock:
+        is_new = not _exists(output)
+        if is_new:
+            yield draft, lock
+    if draft.exists():
+        draft.rmtree()
+    if not is_new:  # a process was killed after it had moved the output
+        raise problem
+
+
+def _exists(output: epath.Path) -> bool:
+    return output.exists() and (not output.is_dir() or any(output.iterdir()))
