@@ -14,8 +14,10 @@ from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.config.loading import read_config
 from bertjax.inference.predictor import Predictor
 from bertjax.tasks import registry
+from bertjax.workdir.goodput import PARTS
 
-TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
+TIMES = {"sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction", "goodput"}
+TIMES |= {f"{part}_fraction" for part in PARTS}
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:

@@ -1,31 +1,22 @@
 """Several processes: same losses, own shards only, and none outlives the others."""
 
-import functools
-import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pytest
 from conftest import LONG, free_port, process_environment
-from processes import Command
+from program import Program
 from run_outputs import metrics, params_of
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.config.loading import read_config
-from bertjax.mesh.child_process import CHILD_ENV
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.workdir import lock
-
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
-STEPS = 30
-
 
 # Restore a run's state on a mesh over all processes and save it elsewhere.
 COPY = """
@@ -48,104 +39,6 @@ copies = Checkpointer(copy)
 copies.save(state, lambda path: None)
 copies.wait_until_finished()
 """
-
-
-# A configuration whose steps take four seconds after step 14, so that a run does not end before a
-# test interferes.
-SLOW = f"""
-import runpy, time
-from bertjax.training.throughput import Profiler
-get_config = runpy.run_path({str(PRETRAIN)!r})["get_config"]
-plain = Profiler.before
-
-def before(self, step, state):
-    time.sleep(4 if step >= 14 else 0)
-    plain(self, step, state)
-
-Profiler.before = before
-"""
-
-
-def become_child(opened: pathlib.Path, several: bool) -> None:
-    """Make the process a child of `supervise_child` and log the shards it opens."""
-
-    def log(event: str, arguments: tuple) -> None:
-        if event == "open" and str(arguments[0]).endswith(".tokens"):
-            with opened.open("a") as file:
-                print(os.path.basename(str(arguments[0])), file=file)
-
-    sys.addaudithook(log)
-    lock.VISIBILITY_TIMEOUT_SECONDS = 1
-    if several:
-        os.environ[CHILD_ENV] = str(os.getppid())
-
-
-class Program:
-    """Processes that train together, four simulated devices in all."""
-
-    def __init__(
-        self,
-        corpus: pathlib.Path,
-        workdir: pathlib.Path,
-        processes: int,
-        *,
-        supervised: bool = False,  # each with a parent process, as from a shell
-        last_arguments: Sequence[str] = (),  # further arguments of the last process
-        checkpoint_every: int | str = 12,
-        slow: bool = False,
-    ) -> None:
-        fields = {"model.vocab_size": 128, "model.num_hidden_layers": 1, "model.dtype": "float32"}
-        fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
-        fields |= {"log_every": 2, "eval_every": 12, "best_metric": "loss"}
-        file = PRETRAIN
-        if slow:
-            file = workdir.with_name(f"{workdir.name}.py")
-            file.write_text(SLOW)
-        line = ["train", "--workdir", str(workdir), "--config", f"{file}:smoke,data={corpus}"]
-        line += [f"--config.{name}={value}" for name, value in fields.items()]
-        flags = process_environment(4 // processes) | {"JAX_PLATFORMS": "cpu"}
-        coordinator_address = f"localhost:{free_port()}"
-        self.processes: list[Command | subprocess.Popen[str]] = []
-        for process_id in range(processes):
-            arguments = list(line)
-            if processes > 1:
-                arguments += ["--coordinator-address", coordinator_address]
-                arguments += ["--num-processes", str(processes), "--process-id", str(process_id)]
-            if process_id == processes - 1:
-                arguments += last_arguments
-            if supervised:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "bertjax", *arguments],
-                    env=flags,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            else:
-                opened = workdir.with_name(f"{workdir.name}.opened.{process_id}")
-                begin = functools.partial(become_child, opened, processes > 1)
-                process = Command(*arguments, begin=begin, **flags)
-            self.processes.append(process)
-        self.stderr = [""] * processes
-
-    def wait(self) -> list[int | None]:
-        """Return the exit statuses."""
-        return [self.wait_for(process_id) for process_id in range(len(self.processes))]
-
-    def wait_for(self, process_id: int) -> int | None:
-        """Return the exit status of a process."""
-        self.stderr[process_id] += self.processes[process_id].communicate(timeout=LONG)[1]
-        return self.processes[process_id].poll()
-
-    def wait_for_step(self, step: int) -> None:
-        for line in self.processes[0].stderr:
-            logged = re.match(r"step ([\d,]+)/", line)
-            if logged and int(logged[1]) >= step:
-                return
-        pytest.fail(f"no step {step}")
-
-    def sentence(self, process_id: int) -> str:
-        return self.stderr[process_id].splitlines()[-1]
 
 
 def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
@@ -259,11 +152,12 @@ def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_pat
 
 @pytest.mark.minutes
 def test_process_with_an_error_ends_at_once_with_its_own_status(corpus, runs) -> None:
+    (empty := runs / "empty").mkdir()
     program = Program(
-        corpus, runs / "wrong", 2, supervised=True, last_arguments=["--config.data.dir=nowhere"]
+        corpus, runs / "wrong", 2, supervised=True, last_arguments=[f"--config.data.dir={empty}"]
     )
     assert program.wait_for(1) == 2
-    assert "nowhere" in program.sentence(1)
+    assert str(empty) in program.sentence(1)
     assert program.wait_for(0) == 75
     assert "another process was lost" in program.sentence(0)
 

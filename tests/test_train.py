@@ -31,6 +31,7 @@ from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from bertjax.training.trainer import StoppedError
+from bertjax.workdir.goodput import PARTS
 from data_pipelines.pretraining import corpus_sequences
 
 
@@ -88,6 +89,8 @@ def test_metrics_have_their_documented_fields(whole) -> None:
         "tokens_per_second",
         "input_wait_fraction",
         "epoch",
+        "goodput",
+        *(f"{part}_fraction" for part in PARTS[1:]),
     }  # and no mfu: the peak of a CPU is unknown
     eval_fields = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
     for entry in metrics(whole):

@@ -61,6 +61,7 @@ from bertjax.checkpointing.state_items import (
 from bertjax.errors import CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
+from bertjax.mesh.watchdog import note_progress
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
@@ -215,7 +216,9 @@ class Checkpointer:
         (step,) = distributed.broadcast_from_process_0(
             lambda: [self.first_intact_step(self.all_steps()[::-1])], 1
         )
-        return restore_state(self.path(step), target) if step >= 0 else None
+        state = restore_state(self.path(step), target) if step >= 0 else None
+        note_progress()
+        return state
 
     def first_intact_step(self, steps: Sequence[int], ignored_dir: str = "") -> int:
         """Return the first step whose checkpoint is intact; -1 if there are no steps.
@@ -270,6 +273,7 @@ class Checkpointer:
         if distributed.is_process_0():
             self._delete_old(step)
         self._finished.append(step)
+        note_progress()
 
     @contextlib.contextmanager
     def _raise_checkpoint_errors(self, step: int) -> Iterator[None]:

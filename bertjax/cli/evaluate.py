@@ -54,15 +54,17 @@ def run(args: argparse.Namespace) -> None:
 
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed
+    from bertjax.mesh.watchdog import Watchdog
     from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
     config = load(args)
     directory = epath.Path(args.output)
     _check_same_evaluation(directory / EVALUATION_FILE, args.checkpoint, config)
-    initialize_distributed(args, handles_preemption=False)
+    initialize_distributed(args, config, handles_preemption=False)
     enable_compilation_cache()
-    evaluation = evaluate(config, *args.checkpoint)
+    with Watchdog(config.watchdog_minutes):
+        evaluation = evaluate(config, *args.checkpoint)
     if distributed.is_process_0():
         run_info = {"checkpoints": args.checkpoint, "config": config.to_dict()}
         contents = {

@@ -6,8 +6,8 @@ Exit status:
     bertjax keeps its traceback.
   2: usage or input error, one line on standard error.
   3: the loss of a run is not finite (`EXIT_DIVERGED`).
-  75: a signal or the loss of a process ended the run early: run the same command again
-    (`EXIT_RESTART`).
+  75: a signal, the loss of a process or the watchdog ended the run early: run the same command
+    again (`EXIT_RESTART`).
 
 A subcommand is a module of this package that defines `ORDER`, its place in the list. It also has a
 docstring (the first line is its help text), `EXAMPLE` (a command that runs),

@@ -61,6 +61,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.mesh import distributed
+    from bertjax.mesh.watchdog import Watchdog
     from bertjax.sweeps.grid import make_trials
     from bertjax.sweeps.sweep import sweep
 
@@ -72,9 +73,10 @@ def run(args: argparse.Namespace) -> None:
 
     base_config = load_with_fields({})
     trials = make_trials(load_with_fields, args.grid, args.seeds)
-    initialize_distributed(args, handles_preemption=True)
+    initialize_distributed(args, base_config, handles_preemption=True)
     enable_compilation_cache(args.workdir)
-    results = sweep(trials, base_config, args.workdir, args.runs_per_device)
+    with Watchdog(base_config.watchdog_minutes):
+        results = sweep(trials, base_config, args.workdir, args.runs_per_device)
     if distributed.is_process_0():
         print(format_results(results))
         print(f"\nbest: {results['best']}, in {args.workdir}/best")

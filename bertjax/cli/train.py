@@ -34,11 +34,15 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    from bertjax.mesh.watchdog import Watchdog
     from bertjax.training.setup import make_trainer
     from bertjax.training.trackers import make_tracker
+    from bertjax.workdir.goodput import process_start_time
 
     config = load(args)
     trackers = [make_tracker(args.report_to, config, args.workdir)] if args.report_to else []
-    initialize_distributed(args, handles_preemption=True)
+    initialize_distributed(args, config, handles_preemption=True)
     enable_compilation_cache(args.workdir)
-    make_trainer(config, args.workdir, trackers).train()
+    trainer = make_trainer(config, args.workdir, trackers, process_start_time())
+    with Watchdog(config.watchdog_minutes):
+        trainer.train()

@@ -23,7 +23,7 @@ _AT_LEAST_1 = (
     "gradient_accumulation_steps",
     "max_to_keep",
 )
-_AT_LEAST_0 = ("eval_batches", "eval_batch_size")
+_AT_LEAST_0 = ("eval_batches", "eval_batch_size", "watchdog_minutes")
 # Intervals, and the fewest steps of each.
 _INTERVALS = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
 
@@ -120,6 +120,11 @@ class Config:
     )
     reinit_layers: int = field(
         0, "number of highest layers, with the pooler, that stay random in spite of `init`"
+    )
+    watchdog_minutes: float = field(
+        30.0,
+        "minutes without a finished step, eval batch, save or compilation after which a command "
+        "prints its threads and exits with 75; 0 for never",
     )
     profile: str = field("", '"START:STOP" writes a profiler trace of these steps; "" for none')
     tensorboard: str = field(

@@ -1,21 +1,27 @@
 """Several processes: how they join and agree on numbers."""
 
+import contextlib
 import itertools
+import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax.errors import CommandError
+from bertjax.errors import EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh.child_process import die_with_parent, is_child
 from bertjax.mesh.cluster import Cluster
+from bertjax.mesh.rendezvous import meet
 
 HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
 _INITIALIZATION_TIMEOUT_SECONDS = 300
+_MARGIN_SECONDS = 30  # by which JAX's timeout, which aborts the process, comes after that of ours
 # Between the first and the last process at a barrier, when one of them compiles or copies.
-_BARRIER_TIMEOUT_SECONDS = 3600
+BARRIER_TIMEOUT_SECONDS = 3600
 _barrier_ids = itertools.count()
 
 
@@ -26,7 +32,11 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
       cluster: as `find_cluster` returns it; None does nothing.
       handles_preemption: whether the program polls `stop_signals`. Otherwise SIGTERM ends it.
 
+    Processes with a given address meet first, so that a wrong argument is named, with a status that
+    asks for no restart. Where JAX detects the cluster, a late process is a late machine.
+
     Raises:
+      InputError: the processes' arguments contradict each other.
       CommandError: the other processes did not join in time.
     """
     if cluster is None:
@@ -34,17 +44,20 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
     if is_child():
         die_with_parent()
     fault_point("join")
+    if cluster.coordinator_address:
+        meet(cluster, _INITIALIZATION_TIMEOUT_SECONDS)
     jax.config.update("jax_enable_preemption_service", handles_preemption)
     try:
-        jax.distributed.initialize(
-            cluster.coordinator_address or None,
-            cluster.num_processes,
-            cluster.process_id,
-            cluster.local_device_ids or None,
-            cluster_detection_method="deactivate" if cluster.coordinator_address else None,
-            initialization_timeout=_INITIALIZATION_TIMEOUT_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        )
+        with _exit_after(_INITIALIZATION_TIMEOUT_SECONDS):
+            jax.distributed.initialize(
+                cluster.coordinator_address or None,
+                cluster.num_processes,
+                cluster.process_id,
+                cluster.local_device_ids or None,
+                cluster_detection_method="deactivate" if cluster.coordinator_address else None,
+                initialization_timeout=_INITIALIZATION_TIMEOUT_SECONDS + _MARGIN_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            )
     except (RuntimeError, ValueError) as error:
         if cluster.allow_single_process and isinstance(error, ValueError):  # none was detected
             return
@@ -54,6 +67,28 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
         ) from error
     if jax.process_count() == 1:  # JAX's handler of SIGTERM is not polled
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+@contextlib.contextmanager
+def _exit_after(seconds: float) -> Iterator[None]:
+    """End this process with a message if the block takes longer: JAX would abort it without one."""
+
+    def end() -> None:
+        print(
+            f"bertjax: the other processes did not join within {seconds:.0f} s: their machines are "
+            "late, or their logs have an error. Run the same command in all processes.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(EXIT_RESTART)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_process_0() -> bool:
@@ -94,4 +129,4 @@ def sync_processes(name: str) -> None:
         import orbax.checkpoint as ocp  # takes a second, which a supervising process does not need
 
         barrier = ocp.multihost.get_barrier_sync_fn()
-        barrier(key=f"{name} {next(_barrier_ids)}", timeout_ms=1000 * _BARRIER_TIMEOUT_SECONDS)
+        barrier(key=f"{name} {next(_barrier_ids)}", timeout_ms=1000 * BARRIER_TIMEOUT_SECONDS)

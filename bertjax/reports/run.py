@@ -18,6 +18,7 @@ from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.training.terminal import format_duration
+from bertjax.workdir.goodput import PARTS, Session, read_sessions, total_seconds
 from bertjax.workdir.workdir import flatten
 from data_pipelines.errors import InputError
 
@@ -29,6 +30,7 @@ PERFORMANCE_METRICS = {
     "grad_norm": MetricDisplay("Gradient norm"),
     "sequences_per_second": MetricDisplay("Sequences per second", floor=0),
     "input_wait_fraction": MetricDisplay("Time waiting for input", as_percent=True, floor=0),
+    "goodput": MetricDisplay("Goodput", as_percent=True, floor=0, smooth=False),
     "mfu": MetricDisplay("Model FLOP utilization", as_percent=True, floor=0),
 }
 # Metrics without a chart: nearly constant, or a function of another metric.
@@ -40,6 +42,7 @@ HIDDEN_METRICS = {
     "tokens_per_second",
     "nonpad_fraction",
     "progress",
+    *(f"{part}_fraction" for part in PARTS),
 }
 # Terms at the top of the page: field of the configuration -> text for its value.
 FACTS: Mapping[str, Mapping[str, str]] = {
@@ -69,8 +72,10 @@ _SMOOTHING_NOTE = (
 )
 
 
-def read_run(workdir: epath.Path) -> tuple[Sequence[MetricEntry], dict[str, Any]]:
-    """Return the lines of metrics.jsonl and the fields of config.json.
+def read_run(
+    workdir: epath.Path,
+) -> tuple[Sequence[MetricEntry], dict[str, Any], Sequence[Session]]:
+    """Return the lines of metrics.jsonl, the fields of config.json and the sessions of a run.
 
     Lines of single runs among parallel runs (split RUN/train or RUN/eval) are left out.
 
@@ -84,16 +89,22 @@ def read_run(workdir: epath.Path) -> tuple[Sequence[MetricEntry], dict[str, Any]
             "log_every."
         )
     path = workdir / "config.json"
-    return entries, flatten(read_config_dict(path))
+    return entries, flatten(read_config_dict(path)), read_sessions(workdir)
 
 
-def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> str:
+def render_run(
+    name: str,
+    entries: Sequence[MetricEntry],
+    settings: Mapping[str, Any],
+    sessions: Sequence[Session] = (),
+) -> str:
     """Return the page of a run.
 
     Args:
       name: title of the page.
       entries: lines of metrics.jsonl, at least one.
       settings: fields of the configuration under dotted names ("model.hidden_size").
+      sessions: the processes that trained in the workdir.
     """
     # The only term of a loss is the loss.
     terms = {key for entry in entries for key in entry if key.endswith("_loss")}
@@ -113,6 +124,7 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
         Section(
             "Training and evaluation metrics", _SMOOTHING_NOTE, charts=_charts(entries, learning)
         ),
+        Section("Wall time", _time_note(sessions), table=_time_table(sessions)),
         Section("Performance", charts=_charts(entries, list(PERFORMANCE_METRICS))),
         Section(
             "Eval sets", table=eval_set_table({k: v for k, v in last_eval.items() if k != "split"})
@@ -214,6 +226,27 @@ def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
     intervals = zip([0, *steps], steps, rates, strict=False)
     seconds = sum((end - begin) * batch_size / rate for begin, end, rate in intervals if rate > 0)
     return f"{speed} · {format_duration(seconds)} in training steps"
+
+
+def _time_note(sessions: Sequence[Session]) -> str:
+    restarts = max(len(sessions) - 1, 0)
+    return (
+        f"From the first start to the last step, with {restarts:,} restart{'s' * (restarts != 1)}. "
+        "Lost work is what a restart repeated."
+    )
+
+
+def _time_table(sessions: Sequence[Session]) -> TextTable:
+    """Return the parts of the wall time, their duration and share."""
+    totals = total_seconds(sessions)
+    whole = sum(totals.values())
+    rows = [
+        (part.replace("_", " "), format_duration(seconds), f"{seconds / whole:.1%}")
+        for part, seconds in totals.items()
+        if seconds > 0
+    ]
+    total = [("total", format_duration(whole), "")] if rows else []
+    return TextTable(("part", "time", "share"), [*rows, *total])
 
 
 def _charts(entries: Sequence[MetricEntry], keys: Sequence[str]) -> list[Chart]:

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from bertjax.mesh.memory import program_bytes
+from bertjax.mesh.watchdog import note_progress
 
 
 def compiler_options(device: jax.Device) -> dict[str, str | bool]:
@@ -67,6 +68,7 @@ class Compiler:
         with jax.set_mesh(self._mesh):
             lowered = jitted.lower(*arguments)
         compiled = lowered.compile(compiler_options=compiler_options(self._mesh.devices.flat[0]))
+        note_progress()
         self.memory_bytes[function.__name__] = program_bytes(compiled)
         return compiled
 

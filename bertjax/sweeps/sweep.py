@@ -28,6 +28,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.lock import WorkdirLock
+from bertjax.workdir.workdir import check_processes
 from data_pipelines.errors import InputError
 
 RESULT_FILE = "sweep.json"
@@ -96,6 +97,7 @@ def sweep(
 def _load_task(config: Config) -> Task:
     """Return the task of the runs of one shape, with its data."""
     task = registry.find_task(config.task)(config)
+    check_processes(task.config, task)
     if not task.eval_sets():
         raise InputError(
             f"data.dir={config.data['dir']}: there is no eval split to compare runs by. Prepare "

@@ -15,6 +15,7 @@ from bertjax.config.config import Config
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
 from bertjax.mesh.finite import check_finite
+from bertjax.mesh.watchdog import note_progress
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
@@ -25,7 +26,7 @@ from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.memory_budget import check_evaluation
 from bertjax.training.terminal import format_duration, log_on_process_0
-from bertjax.workdir.workdir import flatten_config
+from bertjax.workdir.workdir import check_processes, flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -56,6 +57,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     members = [PretrainedModel(checkpoint) for checkpoint in checkpoints]
     task = registry.find_task(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config
+    check_processes(config, task)
     if not task.eval_sets():
         fix = "Prepare the data with --eval-fraction."
         if "eval_file" in config.data:
@@ -169,6 +171,7 @@ def _make_eval_loop(
         for sums, batch_outputs in fetch_to_host(results):
             total = _add_sums(total, jax.tree.map(np.float64, sums))
             outputs.append(batch_outputs)
+            note_progress()
             now = time.monotonic()
             if report_progress and now - last_report > _PROGRESS_SECONDS:
                 last_report = now

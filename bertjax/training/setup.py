@@ -1,6 +1,7 @@
 """The trainer of one run, from its configuration."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,15 @@ from bertjax.tasks.task import Evaluation, HostBatch, Task
 from bertjax.training.evaluator import make_evaluator
 from bertjax.training.trackers import Tracker
 from bertjax.training.trainer import Trainer
+from bertjax.workdir.workdir import check_processes
 from data_pipelines.paths import as_path
 
 
 def make_trainer(
-    config: Config, workdir: epath.PathLike, trackers: Sequence[Tracker] = ()
+    config: Config,
+    workdir: epath.PathLike,
+    trackers: Sequence[Tracker] = (),
+    start_time: float | None = None,
 ) -> Trainer:
     """Return the trainer of a run, after everything that can be checked before compilation.
 
@@ -30,20 +35,25 @@ def make_trainer(
       config: configuration, not yet resolved.
       workdir: a new directory, or that of a run to resume.
       trackers: further receivers of the metrics.
+      start_time: Unix time at which the command started; now by default.
 
     Raises:
       InputError: configuration, data, `init` and workdir do not fit each other.
     """
     workdir = as_path(workdir)
+    start_time = start_time or time.time()
     # A checkpoint holds everything that came from `init`, which may be gone by now.
     source = dataclasses.replace(config, init=str(workdir)) if has_checkpoint(workdir) else config
     task = registry.find_task(config.task)(source, jax.process_count(), jax.process_index())
+    check_processes(task.config, task)
     config = dataclasses.replace(task.config, init=config.init).resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
     step_functions = StepFunctions(config, task.objective)
     check_batch_sizes(config, task.objective, step_functions.mesh, train=True)
     run = SingleRun(config, task, step_functions)
-    return Trainer(config, workdir, task, step_functions, run, trackers=trackers)
+    return Trainer(
+        config, workdir, task, step_functions, run, trackers=trackers, start_time=start_time
+    )
 
 
 class SingleRun:

@@ -22,6 +22,7 @@ from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.signals import stop_signals
+from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.step_functions import StepFunctions
@@ -43,9 +44,10 @@ from bertjax.training.terminal import log_on_process_0
 from bertjax.training.throughput import Profiler, ThroughputMeter
 from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
+from bertjax.workdir.goodput import GoodputClock
 from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.run_record import write_checkpoint_metadata
-from bertjax.workdir.workdir import check_workdir, claim_workdir
+from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
@@ -103,6 +105,7 @@ class Trainer:
       runs: the one run (`bertjax.training.setup.SingleRun`) or the parallel runs of a sweep.
       init_record_dir: directory that records the initial model; the workdir by default.
       trackers: further receivers of the metrics.
+      start_time: Unix time at which the command started, for `goodput`; now by default.
 
     Raises:
       InputError: configuration, data, `init` and workdir do not fit each other.
@@ -118,7 +121,9 @@ class Trainer:
         *,
         init_record_dir: epath.Path | None = None,
         trackers: Sequence[Tracker] = (),
+        start_time: float | None = None,
     ) -> None:
+        check_processes(config, task)
         self.config, self.workdir, self.task = config, epath.Path(workdir), task
         self.step_functions, self._runs, self._trackers = step_functions, runs, trackers
         self._memory_budget = MemoryBudget(config, task.objective, step_functions, runs.num_runs)
@@ -132,6 +137,9 @@ class Trainer:
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
         self._budget: TimeBudget | None = None
+        self._goodput = GoodputClock(
+            self.workdir, start_time or time.time(), active=distributed.is_process_0()
+        )
         self._compiled_steps: dict[int, jax.stages.Compiled] = {}
         keep_seconds = config.interval_seconds("keep_period")
         self.checkpointer = Checkpointer(
@@ -168,7 +176,10 @@ class Trainer:
                 if int(state.step) and self._is_last(int(state.step)):
                     _log.info("%s is complete: step %d is the last.", self.workdir, state.step)
                 else:
-                    self._loop(state, lock)
+                    try:
+                        self._loop(state, lock)
+                    finally:
+                        self._goodput.write()
                 if self._runs.standalone:
                     checkpoint = find_unverified_checkpoint(self.workdir)
                     log_on_process_0(summarize_result(self.workdir, checkpoint, self.task))
@@ -180,6 +191,8 @@ class Trainer:
     def _loop(self, state: TrainState, lock: WorkdirLock) -> None:
         """Train every remaining step; log, evaluate and save when each is due."""
         config, first, objective = self.config, int(state.step), self.task.objective
+        goodput = self._goodput
+        goodput.switch("compilation")
         mesh, sharding = self.step_functions.mesh, self.step_functions.batch_sharding
         active = distributed.is_process_0()
         with (
@@ -201,13 +214,13 @@ class Trainer:
             previous: Sums = {}
             if self._budget:
                 self._budget.start_clock(first)
+            goodput.switch("steps")
             with stop_signals() as stop:
                 for step, batch in enumerate(feed, first + 1):
                     lock.check()
                     self._report_saved(writers)
                     profiler.before(step - 1, state)
-                    with meter.pause(periodic=False):  # a ramp-up compiles several batch sizes
-                        train_step = self._train_step(config.rampup.batch_size_at(step - 1))
+                    train_step = self._compiled_step(step, meter)
                     fault_point("step.before_update")
                     state, metric_sums = train_step(state, batch, self._at_step(constants, step))
                     profiler.after(step, state)
@@ -215,6 +228,8 @@ class Trainer:
                     self._finish_log(log, step)  # the devices compute the new step meanwhile
                     # At most two steps are in flight: more would only delay a stop signal.
                     jax.block_until_ready(previous)
+                    note_progress()
+                    goodput.end_step(step, feed.wait_seconds)
                     previous = metric_sums
                     last, stopping = self._is_last(step), stop(step)
                     log.add(step, metric_sums, last)
@@ -224,10 +239,11 @@ class Trainer:
                         continue
                     self._finish_log(log, step)
                     self._check_metrics(step, self._read_metrics(step, metric_sums)[""])
-                    with meter.pause():
+                    with meter.pause(), goodput.measure("saving"):
                         self._check_state(state)
-                        evaluations = evaluate(state.params) if evaluates else {}
-                        self._log_evaluations(writers, state, evaluations)
+                        with goodput.measure("evaluation"):
+                            evaluations = evaluate(state.params) if evaluates else {}
+                            self._log_evaluations(writers, state, evaluations)
                         if evaluations:
                             self._check_finite(step, evaluations[""].scores)
                         if self._is_best(writers, state, evaluations.get("")) or saves:
@@ -239,6 +255,7 @@ class Trainer:
                     if stopping:
                         self.checkpointer.wait_until_finished()
                         raise StoppedError(f"stopped at step {step}: run it again to resume.")
+                goodput.switch("saving")
                 self.checkpointer.wait_until_finished()  # no signal may end the last save
             self._report_saved(writers)
 
@@ -288,6 +305,14 @@ class Trainer:
             )
         return self._compiled_steps[batch_size]
 
+    def _compiled_step(self, step: int, meter: ThroughputMeter) -> jax.stages.Compiled:
+        """Return the compiled function of a step; a ramp-up compiles several batch sizes."""
+        batch_size = self.config.rampup.batch_size_at(step - 1)
+        if batch_size in self._compiled_steps:
+            return self._compiled_steps[batch_size]
+        with meter.pause(periodic=False), self._goodput.measure("compilation"):
+            return self._train_step(batch_size)
+
     def _at_step(self, constants: Any, step: int) -> Any:
         """Return the constants of a step, which hold its progress in a time budget."""
         if self._budget is None:
@@ -309,6 +334,7 @@ class Trainer:
         metrics = self._runs.read_metrics(metric_sums, position)
         examples = self.config.rampup.sequences_before(step)
         metrics[""]["epoch"] = examples / self.task.examples_per_epoch
+        metrics[""] |= self._goodput.fractions()
         if self._budget:
             metrics[""]["progress"] = self._budget.progress(step)
         return metrics

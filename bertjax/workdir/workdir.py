@@ -14,6 +14,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.config.loading import parse_config, read_config_dict, read_run_record
 from bertjax.mesh import distributed
+from bertjax.mesh.agreement import check_agreement
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.version import __version__
@@ -42,7 +43,11 @@ RESUMABLE_FIELDS = {
     "model.scan_layers",
     "profile",
     "tensorboard",
+    "watchdog_minutes",
 }
+
+# Fields that may differ between processes: a path to the same data, and threads.
+_PROCESS_FIELDS = {"data.dir", "data.workers"}
 
 
 @contextlib.contextmanager
@@ -137,6 +142,26 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
         "jax": jax.__version__,
     }
     atomic_write_text(directory / "run.json", json.dumps(run, indent=1))
+
+
+def comparable_fields(config: Config) -> dict[str, Any]:
+    """Return the fields that must be the same in all processes of a run, as `flatten_config`."""
+    fields = flatten_config(config)
+    return {name: value for name, value in fields.items() if name not in _PROCESS_FIELDS}
+
+
+def check_processes(config: Config, task: Task) -> None:
+    """Check that all processes have the same data and resolved configuration.
+
+    Raises:
+      InputError: they differ.
+    """
+    facts: dict[str, Any] = {"digest of the data": task.data_fingerprint}
+    facts |= {"labels": list(task.labels)}
+    facts |= {"digest of the tokenizer": task.tokenizer.fingerprint()}
+    facts |= {"devices of a process": jax.local_device_count()}
+    facts |= {"kind of the devices": jax.local_devices()[0].device_kind}
+    check_agreement(facts | comparable_fields(config), distributed.BARRIER_TIMEOUT_SECONDS)
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
