@@ -22,7 +22,7 @@ from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.initialization import PretrainedModel, open_init, write_init_record
+from bertjax.training.initialization import PretrainedModel, open_recorded, write_model_record
 from bertjax.training.setup import make_trainer
 from bertjax.training.trainer import StoppedError
 from data_pipelines.errors import InputError
@@ -213,34 +213,34 @@ def test_run_resumes_when_its_initial_model_is_gone(
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
 
 
-def test_open_init_rejects_another_model_in_the_same_place(corpus, tmp_path) -> None:
+def test_open_recorded_rejects_another_model_in_the_same_place(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     model = PretrainedModel(tmp_path / "model")
     (tmp_path / "run").mkdir()
-    write_init_record(model, tmp_path / "run")
-    assert open_init(tmp_path / "model", tmp_path / "run").digest == model.digest
+    write_model_record("init", model, tmp_path / "run")
+    assert open_recorded("init", tmp_path / "model", tmp_path / "run").digest == model.digest
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()
     other = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), "pooler")
     other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
     huggingface.write(other, tmp_path / "model")
     with pytest.raises(InputError, match=r"not the model that the run in .* was initialized from"):
-        open_init(tmp_path / "model", tmp_path / "run")
+        open_recorded("init", tmp_path / "model", tmp_path / "run")
 
 
 def test_init_record_of_a_published_model_has_no_step(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "2024", "pooler")
     (tmp_path / "run").mkdir()
-    write_init_record(PretrainedModel(tmp_path / "2024"), tmp_path / "run")
+    write_model_record("init", PretrainedModel(tmp_path / "2024"), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "init.json").read_text())["step"] is None
 
 
-def test_open_init_takes_the_recorded_step_of_a_running_run(corpus, tmp_path) -> None:
+def test_open_recorded_takes_the_recorded_step_of_a_running_run(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name="bertjax")
     checkpoints = tmp_path / "other" / "checkpoints"
     shutil.copytree(tmp_path / "model", checkpoints / "00000007")
     (tmp_path / "run").mkdir()
-    write_init_record(PretrainedModel(tmp_path / "other"), tmp_path / "run")
+    write_model_record("init", PretrainedModel(tmp_path / "other"), tmp_path / "run")
     shutil.copytree(tmp_path / "model", checkpoints / "00000009")
-    assert open_init(tmp_path / "other", tmp_path / "run").path.name == "00000007"
+    assert open_recorded("init", tmp_path / "other", tmp_path / "run").path.name == "00000007"
     assert PretrainedModel(tmp_path / "other").path.name == "00000009"

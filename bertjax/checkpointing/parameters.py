@@ -10,6 +10,7 @@ from etils import epath
 from bertjax.checkpointing.integrity import PARAMS_DIR
 from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.sharding import named_leaves
+from bertjax.model.heads import TRAINING_MODULES
 from data_pipelines.errors import InputError
 
 # Orbax warns about a metadata file that checkpoints of one item do not have.
@@ -19,10 +20,14 @@ logging.getLogger("absl").addFilter(
 
 
 def read_param_shapes(path: epath.Path) -> Any:
-    """Return the parameters of a checkpoint as a tree of `jax.ShapeDtypeStruct`."""
+    """Return the parameters of a model in a checkpoint as a tree of `jax.ShapeDtypeStruct`.
+
+    Those that only training uses are left out.
+    """
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(path / PARAMS_DIR).item_metadata.tree
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    model = {name: part for name, part in tree.items() if name not in TRAINING_MODULES}
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)
 
 
 def check_params(path: epath.Path, target: Any, saved_shapes: Any) -> None:

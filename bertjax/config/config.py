@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from bertjax.config import durations
+from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import BertConfig
@@ -118,6 +119,11 @@ class Config:
         "a run, a checkpoint, or a directory of Hugging Face or TF1 to initialize parameters from; "
         '"" for random ones',
     )
+    init_layers: str = field(
+        "",
+        'blocks of `init` that the model takes, from 0, such as "0,2,4"; their number is '
+        '`model.num_hidden_layers`; "" for all',
+    )
     reinit_layers: int = field(
         0, "number of highest layers, with the pooler, that stay random in spite of `init`"
     )
@@ -135,6 +141,7 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
     optimizer: OptimizerSection = OptimizerSection()
+    distill: DistillConfig = dataclasses.field(default_factory=DistillConfig)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,6 +163,13 @@ class Config:
                 f"reinit_layers={self.reinit_layers}: without init all layers are random. Set "
                 "init, or remove reinit_layers."
             )
+        if self.init_layers and len(parse_init_layers(self.init_layers)) != layers:
+            raise InputError(
+                f"init_layers={self.init_layers!r}: model.num_hidden_layers={layers} is another "
+                "number. Change one of them."
+            )
+        if self.init_layers and not self.init:
+            raise InputError(f"init_layers={self.init_layers!r}: of no model. Set init.")
         self.profile_steps()
         if unknown := self.tensorboard_summaries - TENSORBOARD_SUMMARIES:
             raise InputError(
@@ -334,3 +348,17 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as config.json holds them."""
         return dataclasses.asdict(self)
+
+
+def parse_init_layers(value: str) -> list[int]:
+    """Return the numbers of `init_layers`.
+
+    Raises:
+      InputError: the text is malformed, or names a layer twice.
+    """
+    if not re.fullmatch(r"\d+(,\d+)*", value):
+        raise InputError(f"init_layers={value!r}: not numbers of layers. Write them as 0,2,4.")
+    layers = [int(number) for number in value.split(",")]
+    if len({*layers}) < len(layers):
+        raise InputError(f"init_layers={value!r}: names a layer twice. Remove one.")
+    return layers

@@ -70,6 +70,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
         return int(value)
     if allowed == (str,) and type(value) is int:  # such as the number of a column
         return str(value)
+    if allowed == (str,) and type(value) is tuple:  # of text such as 0,2,4
+        return ",".join(map(str, value))
     if not any(type(value) is kind for kind in allowed):  # bool does not count as int
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
         raise InputError(f"{name}={value!r}: is of type {type(value).__name__}. Use {kinds}.")

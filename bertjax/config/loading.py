@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.config import Config
+from bertjax.config.config import Config, parse_init_layers
 from bertjax.config.config_file import override_fields, run_config_file
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
@@ -63,7 +63,12 @@ def load_config(
     inherits = isinstance(model, Mapping) and "hidden_size" not in model
     if load_model_config and inherits and init and isinstance(init, str):
         init_model = load_model_config(init)
-        raw["model"] = {name: getattr(init_model, name) for name in MODEL_FIELDS} | dict(model)
+        inherited = {name: getattr(init_model, name) for name in MODEL_FIELDS}
+        if layers := raw.get("init_layers"):
+            inherited["num_hidden_layers"] = len(
+                parse_init_layers(coerce("init_layers", layers, str))
+            )
+        raw["model"] = inherited | dict(model)
     return parse_config(raw, data_fields)
 
 

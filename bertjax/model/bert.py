@@ -35,13 +35,17 @@ class BertWithHeads(nn.Module):
     heads: tuple[str, ...]
 
     @nn.compact
-    def __call__(self, batch: Batch, *, deterministic: bool) -> dict[str, Array]:
-        """Return `NAME_logits` of each head, float32.
+    def __call__(
+        self, batch: Batch, *, deterministic: bool, hidden_layers: Sequence[int] = ()
+    ) -> dict[str, Array]:
+        """Return `NAME_logits` of each head, float32, and `hidden_states` if asked for.
 
         Args:
           batch: int32 `input_ids`, `token_type_ids`, `example_ids` and `position_ids` [B, T], and
             the arrays that the heads read. Other arrays are ignored.
           deterministic: turns dropout off. Otherwise `apply` needs `rngs={"dropout": key}`.
+          hidden_layers: layers whose hidden states [len(hidden_layers), B, T, H] are returned too,
+            as in `hidden_state_indices`.
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [batch[name] for name in ENCODER_INPUTS]
@@ -51,7 +55,13 @@ class BertWithHeads(nn.Module):
             count = positions[POOLED_KEY].shape[1]
             positions[POOLED_KEY] = last_positions(example_ids, count)
         num_positions = num_last_block_positions(config, self.heads, batch)
-        if num_positions < example_ids.shape[1] and not self.is_initializing():
+        outputs: dict[str, Array] = {}
+        if hidden_layers:
+            states = encoder(*inputs, deterministic=deterministic, layers=[*hidden_layers, -1])
+            outputs["hidden_states"], hidden = states[:-1], states[-1]
+            vectors = {name: gather(hidden, array) for name, array in positions.items()}
+            vectors[""] = hidden
+        elif num_positions < example_ids.shape[1] and not self.is_initializing():
             joined = jnp.concatenate([*positions.values()], axis=1)
             hidden = encode_at_positions(
                 encoder, *inputs, output_positions=joined, deterministic=deterministic
@@ -64,7 +74,6 @@ class BertWithHeads(nn.Module):
             vectors[""] = hidden
         if POOLED_KEY in positions:
             vectors[POOLED_KEY] = Pooler(config, name="pooler")(vectors[POOLED_KEY])
-        outputs = {}
         for head in (HEADS[name] for name in self.heads):
             x = vectors[POOLED_KEY if head.pooled else head.positions_key]
             if head.input_dropout and not deterministic:
@@ -109,13 +118,15 @@ class _DummyBatch(dict[str, Array]):
         return jnp.zeros((1, 1), jnp.int32)
 
 
+def init_params(config: BertConfig, heads: Sequence[str], key: Array) -> Any:
+    """Return random parameters of a model with heads, a nested dictionary of float32 arrays."""
+    model = BertWithHeads(config, tuple(heads))
+    return model.init(key, _DummyBatch(), deterministic=True)["params"]
+
+
 def param_shapes(config: BertConfig) -> dict[str, Any]:
     """Return the shapes of the parameters of encoder, pooler and every head, by module name."""
-
-    def init(key: Array) -> Any:
-        return BertWithHeads(config, tuple(HEADS)).init(key, _DummyBatch(), deterministic=True)[
-            "params"
-        ]
-
-    shapes: dict[str, Any] = jax.eval_shape(init, jax.random.key(0))
+    shapes: dict[str, Any] = jax.eval_shape(
+        lambda: init_params(config, tuple(HEADS), jax.random.key(0))
+    )
     return shapes

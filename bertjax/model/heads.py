@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.model import losses
+from bertjax.model import distillation_losses, losses
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.cpu_layout import matmul_transposed
+from bertjax.model.distillation_losses import SoftLoss, slot_soft_loss
 from bertjax.model.encoder import Dense, LayerNorm
 from bertjax.model.layers import ACTIVATIONS, sum_leading_axes
 from bertjax.model.losses import Sums
@@ -117,6 +118,7 @@ class Head:
       auto_class: class that a model card shows.
       display_name: name in the cost table and in messages.
       metric_titles: metric -> its title and the floor of its axis; see `bertjax.html.axes`.
+      soft_loss: loss of a student's logits against a teacher's; None if it cannot be distilled.
       positions_key: batch array of the positions [B, N] that it reads; "" for all, or if `pooled`.
       input_dropout: True if dropout precedes it, as in fine-tuning.
       has_label_names: True if its outputs are `num_labels` named labels.
@@ -132,6 +134,7 @@ class Head:
     auto_class: str
     display_name: str
     metric_titles: Mapping[str, tuple[str, float | None]]
+    soft_loss: SoftLoss | None = None
     positions_key: str = ""
     input_dropout: bool = False
     has_label_names: bool = False
@@ -139,6 +142,7 @@ class Head:
 
 HEADS: dict[str, Head] = {}
 BACKBONE_MODULES = ("encoder", "pooler", "features", "bilstm")  # modules that are not heads
+TRAINING_MODULES = ("distill",)  # parameters that only training uses; no model has them
 
 
 def register_head(head: Head) -> Head:
@@ -147,7 +151,7 @@ def register_head(head: Head) -> Head:
     Raises:
       InputError: another head or module has this name.
     """
-    if HEADS.get(head.name, head) != head or head.name in BACKBONE_MODULES:
+    if HEADS.get(head.name, head) != head or head.name in BACKBONE_MODULES + TRAINING_MODULES:
         raise InputError(f"head {head.name!r}: the name is taken. Choose another name.")
     HEADS[head.name] = head
     return head
@@ -195,6 +199,7 @@ for _head in (
             "mlm_accuracy": ("MLM accuracy", 0.0),
             "mlm_perplexity": ("MLM perplexity", None),
         },
+        soft_loss=slot_soft_loss("masked_lm_weights"),
         positions_key="masked_lm_positions",
     ),
     Head(
@@ -210,12 +215,14 @@ for _head in (
         auto_class="AutoModelForMaskedLM",
         display_name="NSP head",
         metric_titles={"nsp_loss": ("NSP loss", None), "nsp_accuracy": ("NSP accuracy", None)},
+        soft_loss=slot_soft_loss("next_sentence_weights"),
     ),
     _task_head(
         "question_answering",
         question_answering_head,
         losses.question_answering_sums,
         pooled=False,
+        soft_loss=distillation_losses.question_answering_soft_loss,
         module_names=(("question_answering", "qa_outputs", "cls/squad", "output"),),
         metric_titles={},
     ),
@@ -224,6 +231,7 @@ for _head in (
         classification_head,
         losses.sequence_classification_sums,
         pooled=True,
+        soft_loss=distillation_losses.classification_soft_loss,
         pipeline_tag="text-classification",
         input_dropout=True,
         has_label_names=True,
@@ -233,6 +241,7 @@ for _head in (
         functools.partial(LinearHead, features=1),
         losses.multiple_choice_sums,
         pooled=True,
+        soft_loss=distillation_losses.multiple_choice_soft_loss,
         input_dropout=True,
     ),
     _task_head(
@@ -240,6 +249,7 @@ for _head in (
         classification_head,
         losses.token_classification_sums,
         pooled=False,
+        soft_loss=slot_soft_loss("token_labels_weights"),
         accuracy_title="Accuracy of words",
         input_dropout=True,
         has_label_names=True,

@@ -4,6 +4,7 @@ import functools
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from bertjax.config.optimizer_config import OptimizerConfig
@@ -61,8 +62,8 @@ class StateInitializer:
         objective = self._objective
 
         def sums(params: Any, batch: Batch, constants: Any) -> Sums:
-            return objective.sums(objective.apply(params, batch, None, constants), batch)
+            return objective.train_sums(params, batch, None, constants, jnp.float32(0))
 
         batch = objective.batch_shapes(objective.batch_size)
-        constants = jax.eval_shape(objective.constants)
+        constants = jax.eval_shape(objective.train_constants)
         return cast(Sums, jax.eval_shape(sums, self._param_shapes, batch, constants))

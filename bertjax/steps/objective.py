@@ -117,8 +117,12 @@ class Objective(abc.ABC):
         return self.model.init(key, batch, deterministic=True)["params"]
 
     def constants(self) -> Any:
-        """Return a tree of arrays that `apply` reads and that are not trained, as a teacher's."""
+        """Return a tree of arrays that `apply` reads and that are not trained."""
         return {}
+
+    def train_constants(self) -> Any:
+        """Return a tree of arrays that `train_sums` reads and that are not trained."""
+        return self.constants()
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
@@ -136,6 +140,20 @@ class Objective(abc.ABC):
             dict[str, Array],
             self.model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs),
         )
+
+    def train_sums(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
+    ) -> Sums:
+        """Return the sums of a training batch, whose losses the train step minimizes.
+
+        Args:
+          params: nested dictionary of parameters.
+          batch: arrays of the shapes of `batch_shapes`.
+          key: key of dropout; None to turn dropout off.
+          constants: as `train_constants` returns them.
+          progress: float32 [], part of the run that is over.
+        """
+        return self.sums(self.apply(params, batch, key, constants), batch)
 
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
         """Return losses (names in `_loss`) and metrics, summed over the batch, with their weights.

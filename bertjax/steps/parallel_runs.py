@@ -73,11 +73,11 @@ class ParallelStepFunctions:
         per_run = functools.partial(
             jax.ShapeDtypeStruct, (len(configs),), sharding=self.batch_sharding
         )
-        self._constants = {
-            "rates": per_run(jnp.float32),
-            "seeds": per_run(jnp.uint32),
-            "fixed": with_shardings(jax.eval_shape(objective.constants), self._replicated),
-        }
+        per_run_shapes = {"rates": per_run(jnp.float32), "seeds": per_run(jnp.uint32)}
+        self._constants, self._train_constants = (
+            per_run_shapes | {"fixed": with_shardings(jax.eval_shape(fixed), self._replicated)}
+            for fixed in (objective.constants, objective.train_constants)
+        )
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         self.init_shapes = with_shardings(shapes, self._replicated)
         self.param_shapes = with_shardings(self._stack_shapes(shapes), self.batch_sharding)
@@ -101,13 +101,20 @@ class ParallelStepFunctions:
         return "train_step" in self._compiled
 
     def constants(self) -> Any:
-        """Return the runs' rates and seeds and the arrays that are not trained, on the devices."""
+        """Return the runs' rates and seeds, and what `StepFunctions.constants` returns."""
+        return self._place(self._objective.constants(), self._constants)
+
+    def train_constants(self) -> Any:
+        """Return the runs' rates and seeds, and what `StepFunctions.train_constants` returns."""
+        return self._place(self._objective.train_constants(), self._train_constants)
+
+    def _place(self, fixed: Any, shapes: Any) -> Any:
         values = {
             "rates": np.array([c.optimizer.learning_rate for c in self.configs], np.float32),
             "seeds": np.array([c.seed for c in self.configs], np.uint32),
-            "fixed": self._objective.constants(),
+            "fixed": jax.tree.map(np.asarray, fixed),
         }
-        return jax.tree.map(to_devices, values, self._constants)
+        return jax.tree.map(to_devices, values, shapes)
 
     @functools.cached_property
     def state_shapes(self) -> TrainState:
@@ -154,10 +161,11 @@ class ParallelStepFunctions:
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
             fixed = constants["fixed"]
+            progress = state.step / jnp.float32(config.total_steps or 1)
 
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = stop_frozen_gradients(params, config.optimizer_config())
-                return objective.sums(objective.apply(params, batch, key, fixed), batch)
+                return objective.train_sums(params, batch, key, fixed, progress)
 
             def device_step(number: Any, leaves: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
                 def run(leaves: Any, batch: Batch, rate: Any, seed: Any) -> Any:
@@ -183,7 +191,7 @@ class ParallelStepFunctions:
             train_step,
             self.state_shapes,
             with_shardings(batches, self.batch_sharding),
-            self._constants,
+            self._train_constants,
             out_shardings=(shardings_of(self.state_shapes), self.batch_sharding),
             donate=True,
         )

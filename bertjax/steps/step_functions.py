@@ -68,6 +68,7 @@ class StepFunctions:
         self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+        self._train_constants = sharded_shapes(self.mesh, jax.eval_shape(objective.train_constants))
         self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
         self._compiler = Compiler(self.mesh)
@@ -91,8 +92,13 @@ class StepFunctions:
         return jax.jit(init, out_shardings=out_shardings, donate_argnums=0)(init_params or {})
 
     def constants(self) -> Any:
-        """Return the arrays that are not trained, on the devices."""
+        """Return the arrays that evaluation and prediction read and that are not trained."""
         return jax.device_put(self._objective.constants(), shardings_of(self._constants))
+
+    def train_constants(self) -> Any:
+        """Return the arrays that the train step reads and does not train."""
+        constants = self._objective.train_constants()
+        return jax.device_put(constants, shardings_of(self._train_constants))
 
     def with_progress(self, constants: Any, progress: float) -> Any:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
@@ -110,9 +116,9 @@ class StepFunctions:
         config, objective = self._config, self._objective
         batch_size = batch_size or objective.batch_size
         timed = config.budget_seconds is not None
-        constants = self._constants
+        constants = self._train_constants
         if timed:
-            constants = {"fixed": self._constants, "progress": self._progress}
+            constants = {"fixed": constants, "progress": self._progress}
         schedule = learning_rate_schedule(config.optimizer_config())
         num_microbatches = accumulation_steps(config, objective, self.mesh, batch_size)
 
@@ -121,10 +127,11 @@ class StepFunctions:
             if timed:
                 progress, constants = constants["progress"], constants["fixed"]
                 optimizer = with_learning_rate(optimizer, schedule(progress))
+            else:
+                progress = state.step / jnp.float32(config.total_steps)
 
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-                outputs = objective.apply(stack_layers(params), batch, key, constants)
-                return objective.sums(outputs, batch)
+                return objective.train_sums(stack_layers(params), batch, key, constants, progress)
 
             def gather(params: Any) -> Any:
                 return self._gather(stop_frozen_gradients(params, config.optimizer_config()))

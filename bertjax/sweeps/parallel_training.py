@@ -20,6 +20,7 @@ from bertjax.sweeps.grid import Trial
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.evaluator import make_parallel_evaluator
+from bertjax.training.initialization import PretrainedModel
 from bertjax.training.metrics_file import read_metrics
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.run_record import write_checkpoint_metadata
@@ -100,6 +101,7 @@ def make_parallel_trainer(
     step_functions: ParallelStepFunctions,
     workdir: epath.Path,
     sweep_dir: epath.Path,
+    teacher: PretrainedModel | None = None,
 ) -> Trainer:
     """Return the trainer of parallel runs, whose state has a leading axis of runs.
 
@@ -108,7 +110,8 @@ def make_parallel_trainer(
       task: their data, prepared once for all; its objective has the batch size of each run.
       step_functions: compiled once for all runs of the shape.
       workdir: directory of these runs.
-      sweep_dir: directory of the sweep, which records the initial model of all its runs.
+      sweep_dir: directory of the sweep, which records initial model and teacher of all its runs.
+      teacher: the model that they learn from; None without distillation.
     """
     first, batch_size = trials[0].config, task.objective.batch_size
     task = task.with_config(resolve_like(first, task.config))
@@ -119,7 +122,9 @@ def make_parallel_trainer(
     step_functions = step_functions.with_configs(configs)
     names = [trial.name for trial in trials]
     runs = ParallelRuns(names, configs, task, step_functions, batch_size)
-    return Trainer(config, workdir, task, step_functions, runs, init_record_dir=sweep_dir)
+    return Trainer(
+        config, workdir, task, step_functions, runs, init_record_dir=sweep_dir, teacher=teacher
+    )
 
 
 def read_final_scores(trainer: Trainer, trials: Sequence[Trial]) -> list[dict[str, float]]:

@@ -26,6 +26,8 @@ from bertjax.sweeps.parallel_training import (
 from bertjax.sweeps.sweep_state import SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
+from bertjax.training.initialization import PretrainedModel
+from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.workdir import check_processes
@@ -77,14 +79,17 @@ def sweep(
             remaining = [trial for trial in group if trial.name not in state.results]
             if not remaining:
                 continue
-            step_functions = _make_step_functions(group, task, num_parallel)
+            teacher = open_teacher(group[0].config, task, workdir)
+            step_functions = _make_step_functions(group, task, num_parallel, teacher)
             for first in range(0, len(remaining), num_parallel):
                 lock.check()
                 selected = remaining[first : first + num_parallel]
                 names = "; ".join(trial.name for trial in selected)
                 _log.info("%d of %d runs done; now %s.", len(state.results), len(trials), names)
                 directory = state.parallel_dir(selected, num_parallel)
-                trainer = make_parallel_trainer(selected, task, step_functions, directory, workdir)
+                trainer = make_parallel_trainer(
+                    selected, task, step_functions, directory, workdir, teacher
+                )
                 trainer.train()
                 _record(trainer, selected, primary_metric, state, base_config)
         result = summarize(trials, state.results, primary_metric)
@@ -107,14 +112,15 @@ def _load_task(config: Config) -> Task:
 
 
 def _make_step_functions(
-    group: Sequence[Trial], task: Task, num_parallel: int
+    group: Sequence[Trial], task: Task, num_parallel: int, teacher: PretrainedModel | None
 ) -> ParallelStepFunctions:
     """Return the step functions of runs of one shape; all have the largest of the batch sizes."""
     first = group[0].config
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     prepared = [prepare_task(task, resolve_like(trial.config, config)) for trial in group]
     task.objective.batch_size = max(task.objective.batch_size for task in prepared)
-    return ParallelStepFunctions([config] * num_parallel, task.objective)
+    objective = add_teacher(config, task.objective, teacher)
+    return ParallelStepFunctions([config] * num_parallel, objective)
 
 
 def _record(

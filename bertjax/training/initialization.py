@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -38,7 +38,8 @@ from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-INIT_RECORD_FILE = "init.json"  # in a workdir: the model that its run was initialized from
+# In a workdir: the models that its run was initialized from, and learns from.
+RECORD_FILES = {"init": "init.json", "distill.teacher": "teacher.json"}
 _log = logging.getLogger("bertjax")
 T = TypeVar("T")
 
@@ -193,6 +194,35 @@ class PretrainedModel:
                 )
         check_params(self.path, params, self._shapes)
 
+    def host_params(self) -> Any:
+        """Return its parameters as NumPy arrays."""
+        if self._published is not None:
+            return {part: self._published.params[part] for part in self._shapes}
+        return self.load(self._shapes)
+
+    def keep_parts(self, parts: Iterable[str]) -> None:
+        """Remove the parts that are not named: `load` and `host_params` lack them then."""
+        self._shapes = {name: self._shapes[name] for name in parts}
+
+    def select_layers(self, layers: Sequence[int]) -> None:
+        """Keep some of its blocks, numbered from 0, in this order.
+
+        Raises:
+          InputError: it lacks one of them.
+        """
+        count = self.bert_config.num_hidden_layers
+        if missing := [layer for layer in layers if layer >= count]:
+            raise InputError(
+                f"init_layers: {self.path} has {count} layers, no {missing[0]}. Use 0 to "
+                f"{count - 1}."
+            )
+        params = dict(self.host_params())
+        blocks = jax.tree.map(lambda leaf: leaf[list(layers)], params["encoder"]["blocks"])
+        params["encoder"] = {**params["encoder"], "blocks": blocks}
+        self.bert_config = dataclasses.replace(self.bert_config, num_hidden_layers=len(layers))
+        self._published = NumpyModel(self.bert_config, params, self.tokenizer, labels=self.labels)
+        self._shapes = params
+
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts that it has: "encoder" and heads."""
@@ -245,37 +275,42 @@ class PretrainedModel:
         return [part for part in tree if part in self._shapes or part == "encoder"]
 
 
-def open_init(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
-    """Return the initial model of a run: the recorded one if the workdir has a record.
+def open_recorded(field: str, path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
+    """Return the model that a field names: the recorded one if the workdir has a record.
+
+    Args:
+      field: "init" or "distill.teacher".
+      path: its value.
+      workdir: directory of the run, or of the sweep.
 
     Raises:
       InputError: there is no such model, or it has changed since it was recorded.
     """
-    record = workdir / INIT_RECORD_FILE
+    record = workdir / RECORD_FILES[field]
     if not record.exists():
         return PretrainedModel(path)
     recorded = read_json_object(record, {"step?": int, "digest": str}, "Use another --workdir.")
     step = recorded.get("step")
     if step is not None and not has_checkpoint(path, step):
         raise InputError(
-            f"init={path}: its checkpoint of step {step}, which the run in {workdir} was "
-            "initialized from, is gone. Use another --workdir."
+            f"{field}={path}: its checkpoint of step {step}, which the run in {workdir} began "
+            "with, is gone. Use another --workdir."
         )
     model = PretrainedModel(path, step)
     if model.digest != recorded["digest"]:
         raise InputError(
-            f"init={path}: not the model that the run in {workdir} was initialized from (digest "
+            f"{field}={path}: not the model that the run in {workdir} began with (digest "
             f"{model.digest[:12]}, recorded {recorded['digest'][:12]}). Use another --workdir."
         )
     return model
 
 
-def write_init_record(model: PretrainedModel, workdir: epath.Path) -> None:
-    """Record the initial model of a run in its workdir."""
-    record = workdir / INIT_RECORD_FILE
+def write_model_record(field: str, model: PretrainedModel, workdir: epath.Path) -> None:
+    """Record the model that a field names in the workdir of a run."""
+    record = workdir / RECORD_FILES[field]
     if distributed.is_process_0() and not record.exists():
         name = model.path.name
-        step = int(name) if name.isdigit() and model._published is None else None
+        step = int(name) if name.isdigit() and find_format(model.path) == "bertjax" else None
         content = {"path": str(model.path), "step": step, "digest": model.digest}
         atomic_write_text(record, json.dumps(content, indent=1))
 

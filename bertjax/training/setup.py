@@ -11,15 +11,20 @@ from etils import epath
 from bertjax.checkpointing.lookup import has_checkpoint
 from bertjax.config.config import Config
 from bertjax.steps.batch_sizes import check_batch_sizes
+from bertjax.steps.distillation import DistillationObjective
+from bertjax.steps.objective import Objective
 from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, means
 from bertjax.tasks import registry
+from bertjax.tasks.distillation import make_train_objective
 from bertjax.tasks.task import Evaluation, HostBatch, Task
-from bertjax.training.evaluator import make_evaluator
+from bertjax.training.evaluator import check_tokenizer, make_evaluator
+from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.trackers import Tracker
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.workdir import check_processes
+from data_pipelines.errors import InputError
 from data_pipelines.paths import as_path
 
 
@@ -48,12 +53,61 @@ def make_trainer(
     check_processes(task.config, task)
     config = dataclasses.replace(task.config, init=config.init).resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
-    step_functions = StepFunctions(config, task.objective)
+    teacher = open_teacher(config, task, epath.Path(workdir))
+    step_functions = StepFunctions(config, add_teacher(config, task.objective, teacher))
     check_batch_sizes(config, task.objective, step_functions.mesh, train=True)
     run = SingleRun(config, task, step_functions)
     return Trainer(
-        config, workdir, task, step_functions, run, trackers=trackers, start_time=start_time
+        config,
+        workdir,
+        task,
+        step_functions,
+        run,
+        teacher=teacher,
+        trackers=trackers,
+        start_time=start_time,
     )
+
+
+def open_teacher(config: Config, task: Task, directory: epath.Path) -> PretrainedModel | None:
+    """Return the teacher of a run; None without one.
+
+    Args:
+      config: the configuration.
+      task: the task with its data.
+      directory: the workdir, or the directory of a sweep, which may record the teacher.
+
+    Raises:
+      InputError: the teacher has another vocabulary or other labels, or has changed since the run
+        began.
+    """
+    distill = config.distill
+    if not distill.teacher:
+        return None
+    teacher = open_recorded("distill.teacher", distill.teacher, directory)
+    check_tokenizer(task, teacher.tokenizer, teacher.path)
+    if distill.reads_logits and task.labels and task.labels != teacher.labels:
+        raise InputError(
+            f"distill.teacher={distill.teacher}: has the labels "
+            f"{', '.join(teacher.labels) or 'none'}, the data {', '.join(task.labels)}. Train the "
+            "teacher on the same labels."
+        )
+    return teacher
+
+
+def add_teacher(config: Config, objective: Objective, teacher: PretrainedModel | None) -> Objective:
+    """Return the objective of the train step, with an opened teacher if there is one.
+
+    Raises:
+      InputError: the teacher lacks parameters, or the losses do not fit it.
+    """
+    if teacher is None:
+        return objective
+    combined = make_train_objective(config, objective, teacher.parts, teacher.host_params)
+    assert isinstance(combined, DistillationObjective)
+    teacher.check_complete(combined.teacher, combined.teacher_shapes)
+    teacher.keep_parts(combined.teacher_shapes)
+    return combined
 
 
 class SingleRun:

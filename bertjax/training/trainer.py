@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
-from bertjax.config.config import Config
+from bertjax.config.config import Config, parse_init_layers
 from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
@@ -32,10 +32,10 @@ from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import check_best_metric, check_tokenizer
 from bertjax.training.initialization import (
-    INIT_RECORD_FILE,
+    RECORD_FILES,
     PretrainedModel,
-    open_init,
-    write_init_record,
+    open_recorded,
+    write_model_record,
 )
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.metric_writers import MetricWriters, StepLogger
@@ -103,7 +103,8 @@ class Trainer:
       task: the task with its data.
       step_functions: the compiled functions.
       runs: the one run (`bertjax.training.setup.SingleRun`) or the parallel runs of a sweep.
-      init_record_dir: directory that records the initial model; the workdir by default.
+      init_record_dir: directory that records initial model and teacher; the workdir by default.
+      teacher: the model that the step functions learn from; None without distillation.
       trackers: further receivers of the metrics.
       start_time: Unix time at which the command started, for `goodput`; now by default.
 
@@ -120,6 +121,7 @@ class Trainer:
         runs: Runs,
         *,
         init_record_dir: epath.Path | None = None,
+        teacher: PretrainedModel | None = None,
         trackers: Sequence[Tracker] = (),
         start_time: float | None = None,
     ) -> None:
@@ -130,9 +132,12 @@ class Trainer:
         self._memory_budget.check_state()
         check_best_metric(config, task, step_functions.state_shapes.metric_sums)
         self._pretrained: PretrainedModel | None = None
+        self._teacher = teacher
         self._init_record_dir = init_record_dir or self.workdir
         if config.init and not has_checkpoint(self.workdir):
-            self._pretrained = open_init(config.init, self._init_record_dir)
+            self._pretrained = open_recorded("init", config.init, self._init_record_dir)
+            if config.init_layers:
+                self._pretrained.select_layers(parse_init_layers(config.init_layers))
             check_tokenizer(task, self._pretrained.tokenizer, self._pretrained.path)
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
@@ -161,10 +166,10 @@ class Trainer:
           StoppedError: SIGTERM or SIGINT arrived; the state was saved.
         """
         try:
-            init_record = self._init_record_dir / INIT_RECORD_FILE
+            records = [self._init_record_dir / name for name in RECORD_FILES.values()]
             with (
                 WorkdirLock(self.workdir) as lock,
-                claim_workdir(self.workdir, self.config, self.task, [init_record]),
+                claim_workdir(self.workdir, self.config, self.task, records),
             ):
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
@@ -204,7 +209,7 @@ class Trainer:
             contextlib.closing(self.checkpointer),
         ):
             self._compile(first)
-            constants = self.step_functions.constants()
+            constants = self.step_functions.train_constants()
             evaluate = self._runs.compile_evaluator()
             self._memory_budget.check_evaluation()
             distributed.sync_processes("compiled")  # processes compile at different speeds
@@ -270,12 +275,14 @@ class Trainer:
         if state is not None:
             _log.info("resuming from step %d in %s.", int(state.step), self.workdir)
             return state
+        if self._teacher:
+            write_model_record("distill.teacher", self._teacher, self._init_record_dir)
         pretrained, self._pretrained = self._pretrained, None  # its arrays would stay in memory
         if pretrained is None:
             return self.step_functions.init(None)
         shapes, layers = self.step_functions.init_shapes, self.config.reinit_layers
         params = pretrained.load_init_params(shapes, layers)
-        write_init_record(pretrained, self._init_record_dir)
+        write_model_record("init", pretrained, self._init_record_dir)
         return self.step_functions.init(params)
 
     def _compile(self, step: int) -> None:
