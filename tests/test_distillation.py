@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,7 @@ import numpy as np
 import pytest
 import toy_tasks
 from model_files import write_hf
-from pretraining_runs import params_of
-from random_models import draw_model
+from random_models import assert_same_params, draw_model
 
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import read_param_shapes
@@ -225,7 +225,8 @@ def train_metrics(workdir: pathlib.Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_run_resumes_exactly_and_exports_the_student_alone(folder, teacher, tmp_path) -> None:
-    config = configure(folder, teacher)
+    copy = shutil.copytree(teacher, tmp_path / "teacher")
+    config = configure(folder, copy)
     make_trainer(config, tmp_path / "whole").train()
     part = tmp_path / "part"
     trainer = make_trainer(config, part)
@@ -233,16 +234,15 @@ def test_run_resumes_exactly_and_exports_the_student_alone(folder, teacher, tmp_
     trainer.train()
     make_trainer(config, part).train()
     assert train_metrics(part)[-3:] == train_metrics(tmp_path / "whole")[-3:]
-    for a, b in zip(params_of(part, config), params_of(tmp_path / "whole", config), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_params(read_model(part).params, read_model(tmp_path / "whole").params)
     assert "distill" not in read_param_shapes(find_checkpoint(part))
-    convert(part, tmp_path / "hf", "hf")
-    assert read_model(tmp_path / "hf").config.hidden_size == 32
+    convert(part, tmp_path / "hf", "bertjax", "hf")
+    assert read_model(tmp_path / "hf").params.keys() == read_model(part).params.keys()
 
-    changed = tmp_path / "changed"
-    convert(teacher, changed, "hf")
+    model = read_model(copy)
+    write_hf(dataclasses.replace(model, params=jax.tree.map(lambda x: x + 1, model.params)), copy)
     with pytest.raises(InputError, match=r"distill\.teacher=.* Use another --workdir"):
-        make_trainer(configure(folder, changed), part)
+        make_trainer(config, part)
 
 
 @pytest.mark.slow
@@ -276,3 +276,21 @@ def test_init_layers_takes_blocks_of_the_initial_model(folder, teacher, tmp_path
         with pytest.raises(InputError, match=message):
             bad = toy_tasks.configuration("single_label", folder, teacher, init_layers=layers)
             make_trainer(bad, tmp_path / "bad")
+
+
+@pytest.mark.slow
+def test_unlabeled_texts_teach_without_labels(folder, teacher, tmp_path) -> None:
+    (tmp_path / "texts.csv").write_text("text\n" + "ba do\n" * 100)
+    config = configure(folder, teacher, distill__unlabeled=tmp_path / "texts.csv", steps=4)
+    task = registry.find_task(config.task)(config)
+    labeled = task.examples.targets["labels"].weights
+    assert (len(labeled), labeled.sum()) == (400, 300)
+    make_trainer(config, tmp_path / "run").train()
+    (tmp_path / "other.csv").write_text("title\nba\n")
+    bad = dataclasses.replace(config.distill, unlabeled=str(tmp_path / "other.csv"))
+    with pytest.raises(InputError, match="no column 'text'"):
+        registry.find_task(config.task)(dataclasses.replace(config, distill=bad)).examples  # noqa: B018
+    words = toy_tasks.configuration("token_classification", folder, distill__teacher=teacher,
+                                    distill__unlabeled=tmp_path / "texts.csv")  # fmt: skip
+    with pytest.raises(InputError, match="learns from labeled examples alone"):
+        registry.find_task(words.task)(words).examples  # noqa: B018

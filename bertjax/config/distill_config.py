@@ -28,6 +28,11 @@ class DistillConfig:
         "a run, a checkpoint, or a directory of Hugging Face or TF1, whose outputs the model "
         'learns; "" for none',
     )
+    unlabeled: str = field(
+        "",
+        "file of texts without labels that are trained on beside the labeled ones, in their "
+        "columns; classification and regression",
+    )
     teacher_dtype: str = field("float32", "dtype of the teacher: float32 or bfloat16")
     temperature: float | str = field(
         1.0,

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -31,6 +32,8 @@ from data_pipelines.finetuning.packed_examples import (
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_log = logging.getLogger("bertjax")
 
 # Sequences of an eval batch for each device: fewer leave an accelerator waiting for its memory.
 _MIN_EVAL_SEQUENCES = 4
@@ -138,6 +141,18 @@ class FinetuningTask(Task):
         """
 
     @staticmethod
+    def read_unlabeled(config: Config) -> Any:
+        """Return the data set without labels of `distill.unlabeled`.
+
+        Raises:
+          InputError: the file is missing or invalid, or the task reads no such data.
+        """
+        raise InputError(
+            f"distill.unlabeled={config.distill.unlabeled!r}: task={config.task} learns from "
+            "labeled examples alone. Remove it."
+        )
+
+    @staticmethod
     def texts_of(data: Any) -> Sequence[str]:
         """Return the texts of a data set, to check that the vocabulary covers them."""
         texts: Sequence[str] = data.all_texts
@@ -166,6 +181,10 @@ class FinetuningTask(Task):
         """Encoded training data; an evaluation does not encode them."""
         warn_of_coverage_loss(self.tokenizer, {"train": self.texts_of(self.train_data)})
         examples = self.encode("train", self.train_data)
+        if path := self.config.distill.unlabeled:
+            unlabeled = self.encode(path, self.read_unlabeled(self.config))
+            _log.info("%s: %s texts without labels.", path, f"{len(unlabeled):,}")
+            examples = examples.concatenate(unlabeled)
         del self.train_data
         return examples
 

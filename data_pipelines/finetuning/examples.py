@@ -84,6 +84,24 @@ class Examples:
             return self.lengths
         return np.add.reduceat(self.lengths, self.group_starts)
 
+    def concatenate(self, other: "Examples") -> "Examples":
+        """Return these examples and then others with the same targets; neither has groups."""
+        assert self.group_sizes is None and other.group_sizes is None
+        targets = {}
+        for name, target in self.targets.items():
+            pair = target, other.targets[name]
+            weights = [
+                np.ones(len(part.values), np.float32) if part.weights is None else part.weights
+                for part in pair
+            ]
+            values = np.concatenate([part.values for part in pair])
+            targets[name] = Target(target.level, values, np.concatenate(weights))
+        ids, lengths, prefix_lengths = (
+            np.concatenate([getattr(self, name), getattr(other, name)])
+            for name in ("ids", "lengths", "prefix_lengths")
+        )
+        return Examples(ids, lengths, prefix_lengths, targets)
+
     def digest(self) -> str:
         """Return the SHA-256 hex digest of all arrays that training reads."""
         digest = hashlib.sha256()

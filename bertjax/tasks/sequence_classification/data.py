@@ -128,6 +128,19 @@ def _read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassifica
     return [(name, _read(config, split, str(path))) for name, path in find_tables(config, split)]
 
 
+def read_unlabeled(config: Config) -> SequenceClassificationDataset:
+    """Return the texts of `distill.unlabeled`; their labels and ids are not read.
+
+    Raises:
+      InputError: the file is missing, or does not have the columns of the texts.
+    """
+    path, data = config.distill.unlabeled, config.data
+    rows = read_table(path, data["max_bad_fraction"], split_column_names(data["columns"]))
+    columns = dataclasses.replace(columns_from_config(config), id="", label="")
+    _check_columns(path, rows, columns)
+    return dataset_from_rows(path, rows, columns, False, data["max_bad_fraction"])
+
+
 def splits_training_file(config: Config) -> bool:
     """Return whether the sets are parts of the training file, as there is no eval file."""
     data = config.data
@@ -196,7 +209,7 @@ def _check_columns(source: str, rows: Sequence[TableRow], columns: TableColumns)
     known = {name for row in rows for name in row.values}
     labels = columns.label_columns(known) or (columns.label,)
     if (
-        columns.label not in known
+        columns.label not in {*known, ""}
         and len(labels) == 1
         and known.issuperset(parts := split_column_names(columns.label))
     ):

@@ -18,6 +18,7 @@ from bertjax.tasks.sequence_classification.data import (
     FIELDS,
     columns_from_config,
     read_sets,
+    read_unlabeled,
     splits_training_file,
 )
 from bertjax.tasks.sequence_classification.evaluation import (
@@ -56,6 +57,7 @@ class SequenceClassificationTask(FinetuningTask):
         "majority_accuracy",  # accuracy of the most frequent class; `is_degenerate` reads it
     )
     read_sets = staticmethod(read_sets)
+    read_unlabeled = staticmethod(read_unlabeled)
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
         super().__init__(config, num_processes, process_id)
@@ -89,7 +91,7 @@ class SequenceClassificationTask(FinetuningTask):
                 f"data.class_weights={spec!r}: needs problem_type=single_label_classification. "
                 "Leave it out."
             )
-        if spec:
+        if spec and data.values is not None:
             weights = class_weights(spec, self.labels, target.values)
             target = dataclasses.replace(target, weights=weights[target.values])
         return encoded.with_target("labels", target)
