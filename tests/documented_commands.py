@@ -90,6 +90,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
         lambda _: f"--coordinator-address 127.0.0.1:{free_port()} --num-processes 1",
     ),
     (r"vocab_size=30522", "vocab_size=128"),
+    (r"init([_-])layers([= ])0,2,4", r"init\1layers\g<2>0"),
     (r"vocab_size=8192", "vocab_size=256"),
 ]
 
@@ -103,6 +104,7 @@ EXTRA_OPTIONS = {
     "bench.train_step": "--steps 1",
     "bench.sweep_speed": "--seeds 1",
     "bench.inference.squad": "--rounds 1 --questions 4",
+    "students": "--set steps=4 --set batch_size=8 --set max_seq_length=32",
     "bench.inference.predict": "--rounds 1 --batch-sizes 1 16",
 }
 

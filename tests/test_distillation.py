@@ -24,6 +24,7 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.steps.distillation import DistillationObjective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
+from bertjax.training.initialization import open_recorded
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 
@@ -263,16 +264,18 @@ def test_run_rejects_teachers_that_do_not_fit(folder, teacher, tmp_path) -> None
 @pytest.mark.slow
 def test_init_layers_takes_blocks_of_the_initial_model(folder, teacher, tmp_path) -> None:
     config = toy_tasks.configuration(
-        "single_label", folder, teacher, init_layers="1", steps=2, mesh__data=8,
+        "single_label", folder, teacher, init_layers=1, steps=2, mesh__data=8,
         optimizer__learning_rate=1e-12, optimizer__warmup=0,
     )  # fmt: skip
     assert config.model.num_hidden_layers == 1
     make_trainer(config, tmp_path / "run").train()
+    again = open_recorded("init", config.init, tmp_path / "run")  # the record is of the whole model
+    assert again.bert_config.num_hidden_layers == 2
     source, trained = read_model(teacher).params, read_model(tmp_path / "run").params
     for name, leaf in named_leaves(trained["encoder"]["blocks"]):
         expected = dict(named_leaves(source["encoder"]["blocks"]))[name]
         np.testing.assert_allclose(leaf[0], expected[1], atol=1e-9, err_msg=name)
-    for layers, message in (("2", "has 2 layers, no 2"), ("0,0", "twice"), ("a", "not numbers")):
+    for layers, message in ((2, "has 2 layers, no 2"), ("0,0", "twice"), ("a", "not numbers")):
         with pytest.raises(InputError, match=message):
             bad = toy_tasks.configuration("single_label", folder, teacher, init_layers=layers)
             make_trainer(bad, tmp_path / "bad")

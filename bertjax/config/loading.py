@@ -53,7 +53,8 @@ def load_config(
       overrides: dotted field name -> new value, or its text as a Python literal.
       data_fields: task name -> its `data` fields with their defaults.
       load_model_config: returns the model of `init`. If the configuration has no
-        `model.hidden_size`, it takes over that model's `MODEL_FIELDS`.
+        `model.hidden_size`, it takes over that model's `MODEL_FIELDS`. Without `init`, a student
+        takes over the vocabulary size of its teacher.
 
     Raises:
       InputError: an option, field or task is unknown, or a value has the wrong type.
@@ -64,11 +65,12 @@ def load_config(
     if load_model_config and inherits and init and isinstance(init, str):
         init_model = load_model_config(init)
         inherited = {name: getattr(init_model, name) for name in MODEL_FIELDS}
-        if layers := raw.get("init_layers"):
-            inherited["num_hidden_layers"] = len(
-                parse_init_layers(coerce("init_layers", layers, str))
-            )
+        if layers := coerce("init_layers", raw.get("init_layers", ""), str):
+            inherited["num_hidden_layers"] = len(parse_init_layers(layers))
         raw["model"] = inherited | dict(model)
+    teacher = raw["distill"].get("teacher") if isinstance(raw.get("distill"), Mapping) else None
+    if load_model_config and isinstance(teacher, str) and teacher and not init:
+        raw["model"] = {"vocab_size": load_model_config(teacher).vocab_size} | dict(model)
     return parse_config(raw, data_fields)
 
 

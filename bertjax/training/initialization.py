@@ -216,6 +216,7 @@ class PretrainedModel:
                 f"init_layers: {self.path} has {count} layers, no {missing[0]}. Use 0 to "
                 f"{count - 1}."
             )
+        self.digest  # noqa: B018 (of the model at the path, not of what is kept)
         params = dict(self.host_params())
         blocks = jax.tree.map(lambda leaf: leaf[list(layers)], params["encoder"]["blocks"])
         params["encoder"] = {**params["encoder"], "blocks": blocks}
