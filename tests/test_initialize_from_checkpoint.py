@@ -224,7 +224,7 @@ def test_open_recorded_rejects_another_model_in_the_same_place(corpus, tmp_path)
     other = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), "pooler")
     other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
     huggingface.write(other, tmp_path / "model")
-    with pytest.raises(InputError, match=r"not the model that the run in .* was initialized from"):
+    with pytest.raises(InputError, match=r"not the model that the run in .* began with"):
         open_recorded("init", tmp_path / "model", tmp_path / "run")
 
 

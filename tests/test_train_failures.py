@@ -9,12 +9,12 @@ from pretraining_runs import make_run_config, params_of
 
 import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
+from bertjax.checkpointing.divergence import DivergedError
 from bertjax.tasks import registry
 from bertjax.tasks.pretraining import PretrainingEvalSet
 from bertjax.tasks.task import Evaluation
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.setup import make_trainer
-from bertjax.training.trainer import DivergedError
 from data_pipelines.errors import InputError
 
 

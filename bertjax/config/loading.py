@@ -61,15 +61,17 @@ def load_config(
     """
     raw = override_fields(run_config_file(spec) if isinstance(spec, str) else spec, overrides)
     model, init = raw.get("model", {}), raw.get("init")
-    inherits = isinstance(model, Mapping) and "hidden_size" not in model
+    is_section = isinstance(model, Mapping)
+    inherits = is_section and "hidden_size" not in model
     if load_model_config and inherits and init and isinstance(init, str):
         init_model = load_model_config(init)
         inherited = {name: getattr(init_model, name) for name in MODEL_FIELDS}
         if layers := coerce("init_layers", raw.get("init_layers", ""), str):
             inherited["num_hidden_layers"] = len(parse_init_layers(layers))
         raw["model"] = inherited | dict(model)
-    teacher = raw["distill"].get("teacher") if isinstance(raw.get("distill"), Mapping) else None
-    if load_model_config and isinstance(teacher, str) and teacher and not init:
+    distill = raw.get("distill")
+    teacher = distill.get("teacher") if isinstance(distill, Mapping) else None
+    if load_model_config and is_section and isinstance(teacher, str) and teacher and not init:
         raw["model"] = {"vocab_size": load_model_config(teacher).vocab_size} | dict(model)
     return parse_config(raw, data_fields)
 

@@ -5,7 +5,6 @@ A run that is resumed from its newest checkpoint computes the same bits as one w
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,13 +13,13 @@ import jax
 from etils import epath
 
 from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.divergence import DivergenceCheck
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
 from bertjax.config.config import Config, parse_init_layers
-from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, CommandError
+from bertjax.errors import EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
-from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.signals import stop_signals
 from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.histograms import compute_histograms
@@ -51,12 +50,6 @@ from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdi
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
-
-
-class DivergedError(CommandError):
-    """The loss or the gradient is no longer a finite number."""
-
-    status = EXIT_DIVERGED
 
 
 class StoppedError(CommandError):
@@ -154,6 +147,7 @@ class Trainer:
             config.best_metric,
             float if keep_seconds is None else self._elapsed_seconds,
         )
+        self._divergence = DivergenceCheck(self.checkpointer, runs.standalone)
 
     def train(self) -> None:
         """Train from the newest checkpoint in the workdir, or from step 0, to the last step.
@@ -243,14 +237,14 @@ class Trainer:
                     if not (evaluates or saves):
                         continue
                     self._finish_log(log, step)
-                    self._check_metrics(step, self._read_metrics(step, metric_sums)[""])
+                    self._check_losses(step, self._read_metrics(step, metric_sums)[""])
                     with meter.pause(), goodput.measure("saving"):
-                        self._check_state(state)
+                        self._divergence.check_state(step, (state.params, state.opt_state))
                         with goodput.measure("evaluation"):
                             evaluations = evaluate(state.params) if evaluates else {}
                             self._log_evaluations(writers, state, evaluations)
                         if evaluations:
-                            self._check_finite(step, evaluations[""].scores)
+                            self._divergence.check_values(step, evaluations[""].scores)
                         if self._is_best(writers, state, evaluations.get("")) or saves:
                             self._save(writers, state, evaluations.get(""))
                     if last:  # the batches of a run with a time budget never end
@@ -350,30 +344,13 @@ class Trainer:
         """Log the metrics that are due; `step` is the last one that was dispatched."""
         if (logged := log.flush()) is None:
             return
-        self._check_metrics(*logged)
+        self._check_losses(*logged)
         if self._budget:
             self._budget.update(step)
 
-    def _check_state(self, state: TrainState) -> None:
-        """Raise DivergedError if a parameter of the run is not finite, or the optimizer's state."""
-        name = find_non_finite((state.params, state.opt_state)) if self._runs.standalone else None
-        if name:
-            self._check_finite(int(state.step), {name.removeprefix("0/"): math.nan})
-
-    def _check_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._check_finite(step, {name: metrics[name] for name in ("loss", "grad_norm")})
-
-    def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
-        """Raise DivergedError where a value of the run is not finite."""
-        for name, value in values.items() if self._runs.standalone else ():
-            if not math.isfinite(value):
-                self.checkpointer.wait_until_finished()
-                steps = self.checkpointer.all_steps()
-                good = f"the last good checkpoint is step {steps[-1]}" if steps else "none is saved"
-                raise DivergedError(
-                    f"{name}={value} at step {step}, {good}: lower "
-                    "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
-                )
+    def _check_losses(self, step: int, metrics: Mapping[str, float]) -> None:
+        losses = {name: metrics[name] for name in ("loss", "grad_norm")}
+        self._divergence.check_values(step, losses)
 
     def _log_evaluations(
         self, writers: MetricWriters, state: TrainState, evaluations: Mapping[str, Evaluation]
