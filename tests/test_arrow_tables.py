@@ -1,13 +1,17 @@
 """Parquet and Arrow files as documents."""
 
+import io
 import pathlib
 
+import numpy as np
 import pyarrow
 import pytest
 from document_files import DOCUMENTS, read
+from etils import epath
 from pyarrow import parquet
 
 from data_pipelines.errors import InputError
+from data_pipelines.text.arrow_tables import read_column, read_rows
 
 
 def write_table(path: pathlib.Path, table: pyarrow.Table) -> str:
@@ -53,3 +57,17 @@ def test_damaged_tables_are_rejected(tmp_path: pathlib.Path, name: str) -> None:
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=rf"{name}: damaged"):
         read(str(path))
+
+
+def test_damaged_offsets_of_a_text_column_are_rejected(tmp_path) -> None:
+    path, content = epath.Path(tmp_path / "x.arrow"), io.BytesIO()
+    table = pyarrow.table({"text": [f"text {i}" for i in range(50)]})
+    with pyarrow.ipc.new_file(content, table.schema) as writer:
+        writer.write_table(table)
+    offsets = np.arange(51, dtype="<i4") * 6  # the first ones, before "text 10"
+    damaged = content.getvalue().replace(offsets[2:4].tobytes(), b"\xff\xff\xff\x7f" * 2)
+    assert damaged != content.getvalue()
+    path.write_bytes(damaged)
+    for read_values in (read_rows, lambda path: read_column(path, "text")):
+        with pytest.raises(InputError, match="damaged"):
+            list(read_values(path))

@@ -171,3 +171,29 @@ def test_paper_schedule_scales_with_the_steps(steps, warmup, decay) -> None:
     path = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
     config = load_config(f"{path}:model=base", overrides, registry.data_fields()).resolve()
     assert (config.optimizer.warmup, config.optimizer.decay_steps) == (warmup, decay)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model.num_hidden_layers", 10**9),
+        ("model.hidden_size", 10**9),
+        ("model.vocab_size", 2**40),
+        ("model.num_labels", 10**9),
+        ("batch_size", 10**15),
+        ("eval_batch_size", 10**15),
+        ("max_to_keep", 10**15),
+        ("steps", 10**25),
+        ("steps", f"{10**25} epochs"),
+        ("steps", "1" * 400 + " steps"),
+        ("seed", 2**70),
+        ("seed", 2**32),
+        ("data_seed", -1),
+        ("optimizer.learning_rate", 10**400),
+    ],
+)
+def test_huge_numbers_are_rejected(field: str, value: object) -> None:
+    sections, _, name = field.rpartition(".")
+    raw = {sections: {name: value}} if sections else {name: value}
+    with pytest.raises(InputError, match=rf"{name}=.*: (is )?(too large|out of range|of type)"):
+        parse_config(raw, FIELDS)

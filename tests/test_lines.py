@@ -11,8 +11,10 @@ import tracemalloc
 import pytest
 import zstandard
 from document_files import COMPRESS, DOCUMENTS, compressed, every_compression, read, save, text_of
+from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.text.bz2_streams import read_bz2_streams
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.sources import read_documents
 
@@ -167,3 +169,30 @@ def test_read_lines_decodes_utf_16(encoding: str, tmp_path) -> None:
     path.write_bytes(codecs.BOM_UTF16_LE + b"a\0\x00\xd8")
     with pytest.raises(InputError, match=r"t\.txt: not UTF-16 .*\. Convert it to UTF-8"):
         list(read_lines(path))
+
+
+def bomb(suffix: str, size: int) -> bytes:
+    """Return `size` zeros, compressed."""
+    zeros = bytes(size)
+    if suffix == ".zst":
+        return zstandard.ZstdCompressor().compress(zeros)
+    return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](zeros)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_read_lines_rejects_bombs_and_endless_lines(tmp_path, suffix: str) -> None:
+    path = epath.Path(tmp_path / f"bomb{suffix}")
+    path.write_bytes(bomb(suffix, 200_000_000))
+    for limit, message in ((1, "a line has more than 1 MB"), (1000, "expands to more than 300")):
+        tracemalloc.start()
+        with pytest.raises(InputError, match=message):
+            list(read_lines(path, max_line_mb=limit))
+        assert limit > 1 or tracemalloc.get_traced_memory()[1] < 150_000_000
+        tracemalloc.stop()
+
+
+def test_read_bz2_streams_rejects_a_bomb(tmp_path) -> None:
+    path = epath.Path(tmp_path / "bomb.bz2")
+    path.write_bytes(bomb(".bz2", 200_000_000))
+    with pytest.raises(InputError, match="expands more than text does"):
+        list(read_bz2_streams(path, 2))

@@ -342,3 +342,8 @@ def test_sweep_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None:
     )
     assert killed == undisturbed and tables[0] == tables[1]
     assert tables[0][0].startswith("accuracy")
+
+
+def test_make_trials_rejects_too_many_runs_before_it_loads_one() -> None:
+    with pytest.raises(InputError, match="20,000,000 runs"):
+        make_trials(lambda fields: pytest.fail("loaded"), ["seed_of=1,2"], 10_000_000)

@@ -5,7 +5,7 @@ import sys
 
 from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import check_directory
-from bertjax.cli.text_args import add_text, check_text, nonnegative_int, read_options
+from bertjax.cli.text_args import add_text, check_text, num_workers, read_options
 from data_pipelines.paths import check_exists
 from data_pipelines.vocabulary.special_tokens import VOCABULARY_FIX
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab", required=True, metavar="FILE", help="vocabulary, or a directory with one"
     )
-    parser.add_argument("--workers", type=nonnegative_int, help="tokenizing processes (one a core)")
+    parser.add_argument("--workers", type=num_workers, help="tokenizing processes (one a core)")
     parser.add_argument(
         "--eval-fraction",
         type=float,

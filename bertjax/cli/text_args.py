@@ -8,6 +8,8 @@ from data_pipelines.errors import InputError
 if TYPE_CHECKING:
     from data_pipelines.text.sources import ReadOptions
 
+_MAX_WORKERS = 1024
+
 
 def add_text(parser: argparse.ArgumentParser, output: str) -> None:
     """Add the arguments.
@@ -52,6 +54,13 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
         "and counted (%(default)s)",
     )
     parser.add_argument(
+        "--max-line-mb",
+        type=int,
+        default=64,
+        metavar="MB",
+        help="longest line of a text file, which is in memory (%(default)s)",
+    )
+    parser.add_argument(
         "--cased",
         action=argparse.BooleanOptionalAction,
         help="keep case and accents (as the vocabulary; a new one is uncased)",
@@ -80,13 +89,17 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
     from data_pipelines.text.sources import ReadOptions
 
     max_bad_fraction = parse_fraction("--max-bad-fraction", args.max_bad_fraction)
-    return ReadOptions(args.field, args.documents, max_bad_fraction, args.wikitext)
+    return ReadOptions(
+        args.field, args.documents, max_bad_fraction, args.wikitext, args.max_line_mb
+    )
 
 
-def nonnegative_int(text: str) -> int:
-    """Return an argument as an integer of at least 0, for argparse's `type`."""
+def num_workers(text: str) -> int:
+    """Return a number of worker processes, for argparse's `type`."""
     if (number := int(text)) < 0:
         raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    if number > _MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {_MAX_WORKERS}")
     return number
 
 

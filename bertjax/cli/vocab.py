@@ -7,7 +7,7 @@ from bertjax.cli.files import check_directory, check_new_file
 from bertjax.cli.text_args import (
     add_text,
     check_text,
-    nonnegative_int,
+    num_workers,
     parse_fraction,
     read_options,
 )
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exponent of each --input's fraction of all words; 0.7 raises small languages "
         "(%(default)s)",
     )
-    parser.add_argument("--workers", type=nonnegative_int, help="counting processes (one a core)")
+    parser.add_argument("--workers", type=num_workers, help="counting processes (one a core)")
 
 
 def check(args: argparse.Namespace) -> None:

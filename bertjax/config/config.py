@@ -24,6 +24,11 @@ _AT_LEAST_1 = (
     "gradient_accumulation_steps",
     "max_to_keep",
 )
+# Each would be allocated. `max_seq_length` is bounded by the positions of the model.
+_AT_MOST = {
+    **{"batch_size": 1 << 24, "batch_size_rampup": 1 << 24, "eval_batch_size": 1 << 24},
+    **{"gradient_accumulation_steps": 1 << 20, "max_to_keep": 1 << 20},
+}
 _AT_LEAST_0 = ("eval_batches", "eval_batch_size", "watchdog_minutes")
 # Intervals, and the fewest steps of each.
 _INTERVALS = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
@@ -145,10 +150,7 @@ class Config:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for names, minimum in ((_AT_LEAST_1, 1), (_AT_LEAST_0, 0)):
-            for name in names:
-                if (value := getattr(self, name)) < minimum:
-                    raise InputError(f"{name}={value}: is too small. Use at least {minimum}.")
+        self._check_ranges()
         self._check_batch()
         if self.budget_seconds == 0:
             raise InputError(f"steps={self.steps!r}: is a time budget of 0. Use more.")
@@ -176,6 +178,20 @@ class Config:
                 f"tensorboard={self.tensorboard!r}: {min(unknown)!r} is unknown. Use "
                 f"{'+'.join(sorted(TENSORBOARD_SUMMARIES))}, or one of them."
             )
+
+    def _check_ranges(self) -> None:
+        for names, minimum in ((_AT_LEAST_1, 1), (_AT_LEAST_0, 0)):
+            for name in names:
+                if (value := getattr(self, name)) < minimum:
+                    raise InputError(f"{name}={value}: is too small. Use at least {minimum}.")
+        for name, largest in _AT_MOST.items():
+            if (value := getattr(self, name)) > largest:
+                raise InputError(f"{name}={value}: is too large. Use at most {largest}.")
+        for name in ("seed", "data_seed"):
+            if not 0 <= (getattr(self, name) or 0) < 1 << 32:  # uint32 holds it on devices
+                raise InputError(
+                    f"{name}={getattr(self, name)}: out of range. Use 0 to 4294967295."
+                )
 
     def _check_batch(self) -> None:
         max_positions = self.model.max_position_embeddings
@@ -275,6 +291,8 @@ class Config:
             steps = durations.to_steps(name, value, mean_batch_size, examples_per_epoch, total)
             if steps < minimum:
                 raise InputError(f"{name}={value!r}: is {steps} steps. Use at least {minimum}.")
+            if steps > durations.MAX_STEPS:
+                raise InputError(f"{name}={value!r}: is {steps} steps. Use a shorter one.")
             return steps
 
         optimizer, total = self.optimizer, None

@@ -10,6 +10,7 @@ from data_pipelines.errors import InputError
 # `eval_every`, `checkpoint_every` and `keep_period` may also be a time: "30 minutes", "2 hours".
 Duration = int | str
 
+MAX_STEPS = (1 << 31) - 1  # int32 counts them on devices
 SECONDS_PER_UNIT = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = "%|percent|steps?|epochs?|examples?|seconds?|minutes?|hours?|h"
 _DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
@@ -24,6 +25,7 @@ def parse_duration(name: str, value: Duration) -> tuple[float, str]:
       InputError: the value of the field `name` is not a duration.
     """
     if isinstance(value, int):
+        _check_size(name, value, value)
         return value, "step"
     match = _DURATION.fullmatch(value)
     if not match:
@@ -31,8 +33,14 @@ def parse_duration(name: str, value: Duration) -> tuple[float, str]:
             f"{name}={value!r}: not a duration. Use a form such as 200, '3 epochs', "
             "'5000 examples', '2 hours' or '10%'."
         )
+    _check_size(name, value, float(match[1]))
     unit = {"percent": "%", "h": "hour"}.get(match[2], match[2].rstrip("s"))
     return float(match[1]), unit
+
+
+def _check_size(name: str, value: Duration, number: float) -> None:
+    if number > MAX_STEPS:
+        raise InputError(f"{name}={value!r}: too large. Use at most {MAX_STEPS:,} steps.")
 
 
 def to_steps(

@@ -64,7 +64,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
       InputError: the value has another type.
     """
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+    is_huge = isinstance(value, int) and abs(value) >= 1 << 63
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool) and not is_huge:
         return float(value)
     if int in allowed and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -72,6 +73,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
         return str(value)
     if allowed == (str,) and type(value) is tuple:  # of text such as 0,2,4
         return ",".join(map(str, value))
+    if is_huge:
+        raise InputError(f"{name}={value}: is too large. Use less than 64 bits.")
     if not any(type(value) is kind for kind in allowed):  # bool does not count as int
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
         raise InputError(f"{name}={value!r}: is of type {type(value).__name__}. Use {kinds}.")

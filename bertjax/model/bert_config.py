@@ -12,6 +12,12 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
+# Beyond every published encoder; larger ones would be allocated before anything else fails.
+_MAXIMA = {
+    **{"vocab_size": 10_000_000, "num_hidden_layers": 1_000, "hidden_size": 1 << 16},
+    **{"num_attention_heads": 1 << 12, "intermediate_size": 1 << 18, "num_labels": 1_000_000},
+    **{"max_position_embeddings": 1 << 20, "type_vocab_size": 1 << 16, "bilstm": 1 << 16},
+}
 # Fields by which heads read something else than the last layer.
 LAYER_MIX_FIELDS = ("feature_layers", "feature_mix", "bilstm")
 
@@ -94,6 +100,9 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}={value!r}: not a positive integer. Use at least 1.")
+        for name, largest in _MAXIMA.items():
+            if (getattr(self, name) or 0) > largest:
+                raise InputError(f"{name}={getattr(self, name)}: too large. Use at most {largest}.")
         for name in ("num_labels", "bilstm"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: negative. Use at least 0.")

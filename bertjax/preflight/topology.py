@@ -48,6 +48,7 @@ TPUS = {
     "tpu7x": TpuChip(2.2e9, round(94.75 * GIB), 3.69e12, 9e10, 4, devices=2),
 }
 
+_MAX_CPUS, _MAX_CHIPS = 4096, 65_536
 _GPU_COMPILER_MODULES = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
 
@@ -79,6 +80,9 @@ class Topology:
                 f"v5p:2x2x4, tpu7x:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 "
                 "(two hosts) or cpu:8."
             )
+
+        if self.chips > (largest := _MAX_CPUS if self.kind == "cpu" else _MAX_CHIPS):
+            raise InputError(f"topology={self.name}: too large. Use at most {largest:,} devices.")
 
     @property
     def kind(self) -> str:

@@ -4,12 +4,15 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.steps.parallel_runs import ParallelStepFunctions
 from data_pipelines.errors import InputError
+
+_MAX_TRIALS = 10_000
 
 
 class Trial(NamedTuple):
@@ -61,6 +64,8 @@ def make_trials(
         fields[name] = list(dict.fromkeys(values))
     if seeds < 1:
         raise InputError(f"--seeds={seeds}: must be at least 1.")
+    if (count := seeds * math.prod(map(len, fields.values()))) > _MAX_TRIALS:
+        raise InputError(f"--seeds={seeds}: {count:,} runs. Use at most {_MAX_TRIALS:,}.")
     short_names = {name: name.rpartition(".")[2] for name in fields}
     if len(set(short_names.values())) < len(short_names):
         short_names = {name: name for name in fields}

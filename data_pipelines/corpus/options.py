@@ -56,7 +56,7 @@ class CorpusOptions:
         """Return the options as the manifest records them, with the inputs."""
         return {
             "inputs": list(inputs),
-            **dataclasses.asdict(self.read_options),
+            **self.read_options.content_options(),
             "sentence_rules": SENTENCE_RULES_VERSION,
             "eval_fraction": self.eval_fraction,
             "dedup": self.dedup,

@@ -7,7 +7,6 @@ about 100 bytes per document. A document is held in memory as a whole.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
@@ -131,7 +130,7 @@ def _spool_identity(
         CORPUS_VERSION,
         SENTENCE_RULES_VERSION,
         MAX_SENTENCE_TOKENS,
-        dataclasses.asdict(read_options),
+        read_options.content_options(),
         tokenizer.fingerprint(),
         filters.languages,
         filters.near_dedup,

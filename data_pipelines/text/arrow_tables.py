@@ -7,6 +7,7 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.schema import check_regular, check_schema
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 _BATCH_ROWS = 1024
@@ -38,9 +39,12 @@ def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
 
     read_batches = _parquet if path.suffix == ".parquet" else _arrow
     try:
+        check_regular(path, "Name a file.")
         with path.open("rb") as file:
-            yield from read_batches(path, file, column)
-    except (pyarrow.ArrowException, OSError) as error:
+            for batch in read_batches(path, file, column):
+                batch.validate(full=True)  # reading a damaged batch would end the process
+                yield batch
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
@@ -90,20 +94,25 @@ def read_class_names(path: epath.Path) -> dict[str, list[str]]:
     Args:
       path: a Parquet or Arrow file.
     """
+    import pyarrow
     from pyarrow import ipc, parquet
 
-    with path.open("rb") as file:
-        if path.suffix == ".parquet":
-            schema = parquet.read_schema(file)
-        else:
-            is_file = file.read(6) == b"ARROW1"
-            file.seek(0)
-            schema = (ipc.open_file if is_file else ipc.open_stream)(file).schema
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".parquet":
+                schema = parquet.read_schema(file)
+            else:
+                is_file = file.read(6) == b"ARROW1"
+                file.seek(0)
+                schema = (ipc.open_file if is_file else ipc.open_stream)(file).schema
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: damaged ({error}). Download it again.") from None
     try:
         info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = info.get("info", {}).get("features", {})
         names = {column: _class_names(feature) for column, feature in features.items()}
-    except (ValueError, AttributeError):
+        check_schema("", names, {str: [str]}, "")
+    except (ValueError, AttributeError, TypeError, IndexError, RecursionError):
         return {}
     return {column: value for column, value in names.items() if value}
 

@@ -8,6 +8,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import thread_map
+from data_pipelines.text.lines import max_expansion
 
 _START = b"1AY&SY"  # of the first block, behind the header of a stream: "BZh" and a digit
 _HEADER_BYTES = 4
@@ -29,18 +30,18 @@ def read_bz2_streams(path: epath.Path, threads: int) -> Iterator[bytes]:
                 if decompressor is None:  # an empty stream, or zeros behind a stream
                     piece = piece if last is None else piece.lstrip(b"\0")
                     decompressor = bz2.BZ2Decompressor()
-                    content = decompressor.decompress(piece)
+                    content = _expand(decompressor, piece)
                     if not piece:
                         continue
                 last = decompressor
             elif decompressor is None:
-                content = last.decompress(piece)
+                content = _expand(last, piece)
             else:
                 raise EOFError
             yield content
             while following := last.unused_data.lstrip(b"\0"):
                 last = bz2.BZ2Decompressor()
-                yield last.decompress(following)
+                yield _expand(last, following)
         if last is None or not last.eof:
             raise EOFError
     except EOFError:
@@ -54,7 +55,15 @@ def _decompress(piece: bytes) -> tuple[bytes, bytes, Any]:
     if piece[_HEADER_BYTES : _HEADER_BYTES + len(_START)] != _START:
         return piece, b"", None
     decompressor = bz2.BZ2Decompressor()
-    return piece, decompressor.decompress(piece), decompressor
+    return piece, _expand(decompressor, piece), decompressor
+
+
+def _expand(decompressor: bz2.BZ2Decompressor, piece: bytes) -> bytes:
+    """Return the content of a piece; raise ValueError if it is much larger than that of text."""
+    content = decompressor.decompress(piece, max_expansion(len(piece)))
+    if not decompressor.eof and not decompressor.needs_input:
+        raise ValueError("it expands more than text does")
+    return content
 
 
 def _pieces(path: epath.Path) -> Iterator[bytes]:

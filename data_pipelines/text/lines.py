@@ -17,6 +17,9 @@ from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 
 _BLOCK = 1 << 16  # bytes read at a time
+MAX_LINE_MB = 64
+MAX_EXPANSION = 300  # beyond 64 MiB; text shrinks to a hundredth at most
+_OUTPUT, _SLICE = 1 << 20, 1 << 8  # bytes of output at a time; bytes of input, at most 8 MiB each
 
 
 def raise_error(error: InputError) -> None:
@@ -25,7 +28,9 @@ def raise_error(error: InputError) -> None:
 
 
 def read_lines(
-    path: epath.Path, on_error: Callable[[InputError], None] = raise_error
+    path: epath.Path,
+    on_error: Callable[[InputError], None] = raise_error,
+    max_line_mb: int = MAX_LINE_MB,
 ) -> Iterator[str]:
     """Yield the lines of a text file, plain or compressed (.gz, .xz, .bz2, .zst).
 
@@ -33,18 +38,23 @@ def read_lines(
       path: the file.
       on_error: called with the error of a line that is not UTF-8. If it returns, the line is
         skipped.
+      max_line_mb: longest line, which is in memory, in megabytes.
 
     Raises:
-      InputError: the file is damaged, or its first bytes are those of a binary format.
+      InputError: the file is damaged, its first bytes are those of a binary format, or a line or
+        the compression is too large.
     """
-    yield from decode_lines(path, read_blocks(path), on_error)
+    yield from decode_lines(path, read_blocks(path), on_error, max_line_mb)
 
 
 def decode_lines(
-    path: epath.Path, blocks: Iterable[bytes], on_error: Callable[[InputError], None]
+    path: epath.Path,
+    blocks: Iterable[bytes],
+    on_error: Callable[[InputError], None],
+    max_line_mb: int = MAX_LINE_MB,
 ) -> Iterator[str]:
     """Yield the lines of a file's decompressed blocks; arguments and errors as `read_lines`."""
-    offset = 0  # in the decompressed file
+    offset = size = 0  # in the decompressed file, and of the parts
     parts: list[bytes] = []  # parts of a line whose end is in a later block
     for block in blocks:
         head, end, tail = block.rpartition(b"\n")
@@ -56,8 +66,14 @@ def decode_lines(
             whole = content.removesuffix(b"\r") if end == b"\n" else content
             yield from _decode(path, whole, offset, on_error)
             offset += len(content) + 1
-            parts = []
+            parts, size = [], 0
         parts.append(tail)
+        size += len(tail)
+        if size > max_line_mb * 1_000_000:
+            raise InputError(
+                f"{path}: a line has more than {max_line_mb} MB. Split it, or raise --max-line-mb "
+                "of `prepare` and `vocab`."
+            )
     yield from _decode(path, b"".join(parts), offset, on_error)
 
 
@@ -134,22 +150,46 @@ def _decompress(
     path: epath.Path, blocks: Iterable[bytes], new_decompressor: Callable[[], Any]
 ) -> Iterator[bytes]:
     decompressor = new_decompressor()
+    num_read = num_written = 0
     for block in blocks:
+        num_read += len(block)
         while True:
             if not decompressor:  # compressed files may be concatenated, or padded with zeros
                 block = block.lstrip(b"\0")
             if not block:
                 break
             decompressor = decompressor or new_decompressor()
-            try:
-                yield decompressor.decompress(block)
-            except Exception as error:  # every library has its own error class
-                raise InputError(f"{path}: damaged ({error}). Download it again.") from None
-            block = b""
+            content = b"-"
+            while (block or content) and not decompressor.eof:  # output may be left over
+                try:
+                    content, block = _expand(decompressor, block)
+                except Exception as error:  # every library has its own error class
+                    raise InputError(f"{path}: damaged ({error}). Download it again.") from None
+                num_written += len(content)
+                if num_written > max_expansion(num_read):
+                    raise InputError(
+                        f"{path}: expands to more than {MAX_EXPANSION} times its size, which text "
+                        "does not. Do not use it, or decompress it yourself."
+                    )
+                yield content
             if decompressor.eof:
-                block, decompressor = decompressor.unused_data, None
+                block, decompressor = decompressor.unused_data + block, None
     if decompressor:
         raise InputError(f"{path}: incomplete. Download it again.")
+
+
+def _expand(decompressor: Any, block: bytes) -> tuple[bytes, bytes]:
+    """Return a part of the content of a block, and what is left of the block."""
+    if isinstance(decompressor, bz2.BZ2Decompressor | lzma.LZMADecompressor):
+        return decompressor.decompress(block, _OUTPUT), b""  # it keeps what is left
+    if isinstance(decompressor, type(zlib.decompressobj())):
+        return decompressor.decompress(block, _OUTPUT), decompressor.unconsumed_tail
+    return decompressor.decompress(block[:_SLICE]), block[_SLICE:]
+
+
+def max_expansion(num_bytes: int) -> int:
+    """Return the most bytes that compressed text of a size expands to."""
+    return (1 << 26) + MAX_EXPANSION * num_bytes
 
 
 def _zstd_decompressor() -> Any:

@@ -21,6 +21,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -36,7 +37,7 @@ from data_pipelines.text.layouts import (
     take_sample,
     warn_of_defects,
 )
-from data_pipelines.text.lines import check_readable, decode_lines, read_blocks
+from data_pipelines.text.lines import MAX_LINE_MB, check_readable, decode_lines, read_blocks
 from data_pipelines.text.records import BadRecordCounter, read_json_list, record_documents
 from data_pipelines.text.tfds import TFDS, check_tfds_installed, read_tfds_records
 
@@ -61,6 +62,7 @@ class ReadOptions:
         a document, "wrapped" to join the lines of each paragraph, also those of a field.
       max_bad_fraction: maximal fraction of the records (lines of a text file) of an input that may
         be bad: not UTF-8, not JSON or without text. They are skipped.
+      max_line_mb: longest line of a text file, in megabytes, which is in memory.
       wikitext: content of Wikipedia's dumps: "passages" alone, with "lists" also headings and list
         items, or all "markup".
     """
@@ -69,6 +71,7 @@ class ReadOptions:
     documents: str = "blocks"
     max_bad_fraction: float = 0.0
     wikitext: str = "passages"
+    max_line_mb: int = MAX_LINE_MB
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
@@ -79,11 +82,17 @@ class ReadOptions:
             raise InputError(
                 f"wikitext={self.wikitext!r}: unknown content. Choose passages, lists or markup."
             )
+        if self.max_line_mb < 1:
+            raise InputError(f"max_line_mb={self.max_line_mb}: too small. Use at least 1.")
         if not 0 <= self.max_bad_fraction < 1:
             raise InputError(
                 f"max_bad_fraction={self.max_bad_fraction}: not a fraction. It must be at least 0 "
                 "and below 1."
             )
+
+    def content_options(self) -> dict[str, Any]:
+        """Return the options that determine the documents, by name."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "max_line_mb"}
 
 
 DEFAULT_READ_OPTIONS = ReadOptions()
@@ -225,7 +234,9 @@ class _SourceReader:
             if is_dump:
                 documents, skip = self._articles(path, blocks, skip, workers), 0
             else:
-                documents = self._text(path, decode_lines(path, blocks, self._bad.add_line))
+                documents = self._text(
+                    path, decode_lines(path, blocks, self._bad.add_line, self._options.max_line_mb)
+                )
         yield from itertools.islice(documents, skip, None)
         self._bad.end()
 

@@ -124,6 +124,9 @@ def read_dump(
         )
 
 
+_MAX_PAGE_BYTES = 1 << 26
+
+
 def _pages(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[str]:
     """Yield the XML before the first page, and the XML of each page without its end tag.
 
@@ -145,6 +148,8 @@ def _pages(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[str]:
             yield page
             begin = at = end + len(_PAGE_END)
         del buffer[:begin]
+        if len(buffer) > _MAX_PAGE_BYTES:
+            raise InputError(f"{path}: a page has more than 64 MiB. Download it again.")
         at = max(0, len(buffer) - len(_PAGE_END))
     if b"</mediawiki>" not in buffer:
         raise InputError(

@@ -80,15 +80,15 @@ def _remove_tags(text: str) -> str:
     parts, at, unclosed = [], 0, set()
     for match in _OPENING.finditer(text):
         name = match[1].lower()
-        if match.start() < at or name in unclosed:
+        if match.start() < at:
             continue
         end = match.end()
-        if not match[2]:
+        if not match[2] and name not in unclosed:  # an unclosed tag alone is removed
             closing = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, end)
             if closing is None:
                 unclosed.add(name)
-                continue
-            end = closing.end()
+            else:
+                end = closing.end()
         parts.append(text[at : match.start()])
         at = end
     return "".join([*parts, text[at:]])
