@@ -8,7 +8,7 @@ from etils import epath
 from random_models import draw_model
 
 from bertjax.config.config import Config
-from bertjax.formats.model_card import model_card
+from bertjax.formats.model_card import escape_markdown, model_card
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 
@@ -63,3 +63,16 @@ def test_a_run_and_its_scores_are_told(tmp_path) -> None:
 def test_batch_size_has_the_unit_of_the_task(tmp_path, task: str, batch: str) -> None:
     path = checkpoint(tmp_path, 50, task, batch_size=256, max_seq_length=128)
     assert f"| batch | {batch} |" in model_card(draw_model(CONFIG, None, "mlm"), path, {})
+
+
+def test_markup_in_names_of_a_run_is_escaped(tmp_path) -> None:
+    assert escape_markdown("a|b\n[x](javascript:alert(1)) <script> `c` **d**") == (
+        r"a\|b \[x\](javascript:alert(1)) &lt;script&gt; \`c\` \*\*d\*\*"
+    )
+    path = checkpoint(tmp_path, 50)
+    config = json.loads((path / "config.json").read_text())
+    config["init"] = "x | y\n# Title <img src=x>"
+    (path / "config.json").write_text(json.dumps(config))
+    card = model_card(draw_model(CONFIG, None, "question_answering"), path, {"f|1": 0.5})
+    assert r"| initialized from | x \| y # Title &lt;img src=x&gt; |" in card
+    assert r"| f\|1 | 0.5000 |" in card

@@ -111,6 +111,12 @@ def test_requests_of_pages_of_other_servers_are_rejected(
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)) as line:
         line.request("POST", "/predict", body, headers)
         assert line.getresponse().status == status
+    for path in ("/", "/health"):
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+        ) as line:
+            line.request("GET", path, headers=headers)
+            assert line.getresponse().status == status
 
 
 REQUEST = {"inputs": "ba [MASK]"}

@@ -1,29 +1,43 @@
 """Requests that wait together become one batch, computed by one thread that owns the model."""
 
 import collections
+import dataclasses
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertjax.errors import CommandError
 from bertjax.inference.predictor import Predictor
-from bertjax.serving.requests import Limits, PredictRequest, RequestRejectedError
+from bertjax.serving.requests import Limits, PredictRequest, RequestRejectedError, count_characters
+from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
+CLOSE_SECONDS = 2.0  # for a computation; a slow one does not delay the end of the process
 Answers = list[dict[str, Any]]
 
 
-class _PendingRequest(NamedTuple):
+@dataclasses.dataclass
+class _PendingRequest:
     request: PredictRequest
     future: Future[Answers]
+    answers: Answers = dataclasses.field(default_factory=list)
+
+    @property
+    def remaining(self) -> Sequence[PredictInput]:
+        """Inputs that have no answer yet."""
+        return self.request.inputs[len(self.answers) :]
 
 
 class RequestBatcher:
-    """Queue of requests; those that arrive during a computation are computed together.
+    """Queue of requests; inputs that arrive during a computation are computed together.
+
+    A batch takes inputs of the waiting requests in turn, up to the size of one input of maximal
+    length. A request of many long inputs is thus computed in parts, and delays others by one part.
 
     Args:
       predictor: used by the batcher's thread alone.
@@ -47,7 +61,7 @@ class RequestBatcher:
         pending = _PendingRequest(request, Future())
         pending.future.set_running_or_notify_cancel()  # so that nobody cancels it from here on
         with self._changed:
-            num_queued = sum(len(other.request.inputs) for other in self._queue)
+            num_queued = sum(len(other.remaining) for other in self._queue)
             if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
                 raise RequestRejectedError(
                     503, f"{num_queued} inputs are queued already. Send this request later."
@@ -56,38 +70,46 @@ class RequestBatcher:
             self._changed.notify()
         return pending.future
 
-    def close(self) -> None:
-        """Return when all queued requests have been answered."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Return when all queued requests have been answered, or after a time in seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout)
 
     def _run_batches(self) -> None:
         while batch := self._next_batch():
             self._predict(batch)
 
-    def _next_batch(self) -> list[_PendingRequest]:
-        """Return the next requests of a batch; none if the queue is closed and empty."""
+    def _next_batch(self) -> list[tuple[_PendingRequest, int]]:
+        """Return the next requests with a number of inputs each; none if closed and empty."""
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
-            batch: list[_PendingRequest] = []
-            room = self._limits.max_inputs
-            while self._queue:
-                request = self._queue[0].request
-                if batch and len(request.inputs) > room:
+            batch: list[tuple[_PendingRequest, int]] = []
+            room, characters = self._limits.max_inputs, self._limits.max_characters
+            for _ in range(len(self._queue)):
+                pending = self._queue[0]
+                options = pending.request.return_all_scores
+                if batch and options != batch[0][0].request.return_all_scores:
                     break
-                if batch and request.return_all_scores != batch[0].request.return_all_scores:
+                count = 0
+                for location, content in pending.remaining[:room]:
+                    size = count_characters(location, content)
+                    if (batch or count) and size > characters:
+                        break
+                    count, characters = count + 1, characters - size
+                if not count and pending.remaining:
                     break
-                batch.append(self._queue.popleft())
-                room -= len(request.inputs)
+                room -= count
+                self._queue.popleft()
+                batch.append((pending, count))
         return batch
 
-    def _predict(self, batch: Sequence[_PendingRequest]) -> None:
+    def _predict(self, batch: Sequence[tuple[_PendingRequest, int]]) -> None:
         """Answer a batch; if a request fails, answer the others nevertheless."""
-        inputs = [item for pending in batch for item in pending.request.inputs]
-        return_all_scores = batch[0].request.return_all_scores
+        inputs = [item for pending, count in batch for item in pending.remaining[:count]]
+        return_all_scores = batch[0][0].request.return_all_scores
         try:
             answers = list(self._predictor.predict(inputs, return_all_scores=return_all_scores))
         except Exception as error:
@@ -98,8 +120,13 @@ class RequestBatcher:
                 return
             if not isinstance(error, InputError | CommandError):
                 _log.exception("a request failed")
-            batch[0].future.set_exception(error)
+            batch[0][0].future.set_exception(error)
             return
         remaining = iter(answers)
-        for pending in batch:
-            pending.future.set_result([next(remaining) for _ in pending.request.inputs])
+        for pending, count in batch:
+            pending.answers += itertools.islice(remaining, count)
+            if pending.remaining:
+                with self._changed:
+                    self._queue.append(pending)
+            else:
+                pending.future.set_result(pending.answers)

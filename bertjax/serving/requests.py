@@ -123,7 +123,7 @@ def parse_request(body: bytes, limits: Limits) -> PredictRequest:
             "requests."
         )
     for location, value in inputs:
-        if (count := _count_characters(location, value)) > limits.max_characters:
+        if (count := count_characters(location, value)) > limits.max_characters:
             raise InputError(
                 f"{location}: it has {count:,} characters and may have {limits.max_characters:,}. "
                 "Shorten it."
@@ -131,7 +131,8 @@ def parse_request(body: bytes, limits: Limits) -> PredictRequest:
     return PredictRequest(inputs, is_single, **options)
 
 
-def _count_characters(location: str, content: Any) -> int:
+def count_characters(location: str, content: Any) -> int:
+    """Return the characters of an input; raise InputError if it is nested too deeply."""
     if isinstance(content, str):
         return len(content)
     try:

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bertjax.errors import CommandError
@@ -103,7 +104,7 @@ class ModelServer:
         self._stopped.wait()
 
     def close(self) -> None:
-        """Refuse new requests, and return when all accepted ones have been answered."""
+        """Refuse new requests, and return when accepted ones have been answered, or are late."""
         self._server.should_exit = True
         self._thread.join()
         self._batches.close()
@@ -129,11 +130,6 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
         )
 
     async def predict(request: Request) -> Response:
-        if not _is_same_origin(request):
-            return _error_response(
-                403,
-                "the request comes from a page of another server. Send it from this server's page.",
-            )
         try:
             predict_request = parse_request(await read_body(request, limits), limits)
             answers = await asyncio.wrap_future(batches.submit(predict_request))
@@ -174,7 +170,25 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
         Route("/health", health),
         Route("/predict", predict, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    app.add_middleware(_SameOrigin)
+    return app
+
+
+class _SameOrigin:
+    """Middleware that refuses each request that the page of another server sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and not _is_same_origin(Request(scope)):
+            app = _error_response(
+                403,
+                "the request comes from a page of another server. Send it from this server's page.",
+            )
+        await app(scope, receive, send)
 
 
 def render_page(predictor: Predictor) -> str:
