@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
         file = files[name]
         if not file.exists():
             return f"{name} is missing"
+        if not is_remote(file) and not os.path.isfile(file):  # a pipe may never end
+            return f"{name} is not a file"
         try:
             if (length := file.stat().length) != size:
                 return f"{name} has {length} bytes instead of {size}"
