@@ -224,6 +224,29 @@ def test_write_resumes_to_the_same_bytes_in_every_format(
         np.testing.assert_array_equal(other.reshape(written[".npz"].shape), written[".npz"])
 
 
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x93NUMPY"])
+def test_write_computes_a_damaged_part_again(model, tmp_path, monkeypatch, content) -> None:
+    monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
+
+    def stopped() -> Iterator[str]:
+        yield from ("ba", "do", "ki")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Embedder(model, EmbeddingOptions()).write(stopped(), tmp_path / "a.npz")
+    (tmp_path / "a.npz.partial" / "00000000.npz").write_bytes(content)
+    for name in "ab":
+        Embedder(model, EmbeddingOptions()).write(["ba", "do", "ki"], tmp_path / f"{name}.npz")
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_write_rejects_texts_and_leaves_nothing(model, tmp_path) -> None:
+    for lines in ([], ["ba", '{"other": "do"}']):
+        with pytest.raises(InputError):
+            Embedder(model, EmbeddingOptions()).write(lines, tmp_path / "new" / "a.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_write_accepts_texts_without_words(model, tmp_path) -> None:
     from pyarrow import parquet
 

@@ -1,16 +1,28 @@
 """Tests of the evaluator: it sums over all batches before it divides."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_tasks
+from conftest import in_test_all
+from pretraining_runs import make_run_config
+from toy_squad import questions
+from toy_tasks import configuration
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.mesh.device_mesh import AXES
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
+from bertjax.tasks import registry
+from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet
 from bertjax.tasks.task import Evaluation
-from bertjax.training.evaluator import make_evaluator
+from bertjax.training.evaluator import check_best_metric, make_evaluator
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.question_answering.squad import read_squad
 
 EIGHT, CUBE = MeshConfig(8, 1, 1), MeshConfig(2, 2, 2)
 
@@ -126,3 +138,36 @@ def test_eval_step_traces_one_forward_pass_in_its_mesh() -> None:
     task = StubTask(CUBE, Numbers("dev", [1] * 8))
     evaluate(task, 1)
     assert task.objective.traced_in == [AXES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pretraining", *in_test_all(*toy_tasks.KINDS)])
+def test_best_metric_is_any_score_of_the_evaluation_and_nothing_else(kind, toys, corpus) -> None:
+    config = make_run_config(corpus) if kind == "pretraining" else configuration(kind, toys)
+    task = registry.find_task(config.task)(config)
+    config = task.config.resolve(task.examples_per_epoch)
+    functions = StepFunctions(config, task.objective)
+    sums = functions.state_shapes.metric_sums
+    evaluation = make_evaluator(task, functions)([functions.init().params])
+    assert evaluation is not None
+    with pytest.raises(
+        InputError, match=r"best_metric='nosuch': is not a score .* Use one of"
+    ) as e:
+        check_best_metric(dataclasses.replace(config, best_metric="nosuch"), task, sums)
+    names = str(e.value).partition("Use one of ")[2].rstrip(".").split(", ")
+    assert {*names} == {*evaluation.scores}
+    check_best_metric(dataclasses.replace(config, best_metric=names[0]), task, sums)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_question_answering_names_the_official_scores(version, tmp_path) -> None:
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps(questions(version, 9)))
+    eval_set = object.__new__(QuestionAnsweringEvalSet)
+    eval_set.data = read_squad(file)
+    names = {"exact", "f1", "total"}
+    if version == 2:
+        names |= {f"{part}_{name}" for part in ("HasAns", "NoAns") for name in names}
+        names |= {f"best_{name}" for name in ("exact", "exact_thresh", "f1", "f1_thresh")}
+        names |= {"null_score_diff_threshold"}
+    assert {*eval_set.score_names} == names

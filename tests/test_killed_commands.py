@@ -21,6 +21,7 @@ pytestmark = pytest.mark.minutes
 
 TOYS = {"steps": 4, "log_every": 2, "eval_every": 2, "checkpoint_every": 2, "max_to_keep": 1}
 TOYS |= {"optimizer.warmup": 1}
+CACHE_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # one process at a time
 VOLATILE = ("tensorboard", "metrics.jsonl", "params", "training", "files.json")
 
 
@@ -32,7 +33,7 @@ def inputs(tmp_path_factory) -> pathlib.Path:
     (folder / "text.txt").write_text(sample_text(seed=1, documents=60))
     (folder / "lines.txt").write_text("ba do\nki lu\n")
     (folder / "vocabulary.txt").write_text("\n".join(sample_vocabulary()) + "\n")
-    done = run("train", *toy_arguments(folder, **TOYS), "--workdir", folder / "run")
+    done = run("train", *toy_arguments(folder, **TOYS), "--workdir", folder / "run", **CACHE_ALL)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -87,7 +88,7 @@ def test_command_killed_at_each_operation_has_the_same_result(name, inputs, tmp_
         return root
 
     def execute(root: pathlib.Path, begin: Callable[[], None] | None = None) -> tuple[int, str]:
-        done = run(*commands(inputs, root)[name], begin=begin)
+        done = run(*commands(inputs, root)[name], begin=begin, **CACHE_ALL)
         return done.returncode, done.stderr
 
     root, log = start("root"), tmp_path / "log"

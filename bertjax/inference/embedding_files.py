@@ -55,7 +55,7 @@ class PartFiles:
         try:
             part = {name: array for name, array in self._read(number).items()}
             recorded = str(part["digest"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # it is computed again
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return False
         if recorded != digest:
             raise InputError(

@@ -7,6 +7,7 @@ from etils import epath
 
 from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
 from data_pipelines.errors import InputError
+from data_pipelines.paths import remove_empty
 
 
 @contextlib.contextmanager
@@ -24,16 +25,21 @@ def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Pat
     """
     draft = output.with_name(f"{output.name}.partial")
     problem = InputError(f"{output}: exists. Name another {option}, or remove it.")
-    was_killed = (draft / LOCK_FILE).exists()
-    if _exists(output) and not was_killed:
+    # The lock is deleted last, so a draft with one may be what a killed process left.
+    if _exists(output) and not (draft / LOCK_FILE).exists():
+        remove_empty([draft])
         raise problem
     with WorkdirLock(draft, option) as lock:
         is_new = not _exists(output)
         if is_new:
             yield draft, lock
-    if draft.exists():
-        draft.rmtree()
-    if not is_new:  # a process was killed after it had moved the output
+        for path in draft.iterdir():
+            if path.is_dir():
+                path.rmtree()
+            elif not path.name.startswith(LOCK_FILE):
+                path.unlink()
+    remove_empty([draft])
+    if not is_new:
         raise problem
 
 

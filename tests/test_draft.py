@@ -1,0 +1,61 @@
+"""Outputs that are made in a draft: one process at a time, and nothing is left by a rejection."""
+
+import pytest
+from etils import epath
+
+from bertjax.workdir.draft import exclusive_draft
+from bertjax.workdir.lock import LOCK_FILE
+from data_pipelines.errors import InputError
+
+
+def make(output: epath.Path) -> None:
+    with exclusive_draft(output, "--output") as (draft, lock):
+        (draft / "part").write_text("done")
+        lock.check()
+        (draft / "part").rename(output)
+
+
+def test_exclusive_draft_leaves_the_output_alone(tmp_path) -> None:
+    make(epath.Path(tmp_path) / "new" / "a.npz")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.npz"]
+    assert (tmp_path / "new" / "a.npz").read_text() == "done"
+
+
+def test_exclusive_draft_rejects_a_second_process_and_an_output_that_exists(tmp_path) -> None:
+    output = epath.Path(tmp_path) / "a.npz"
+    with exclusive_draft(output, "--output") as (draft, _):
+        (draft / "part").write_text("first")
+        with pytest.raises(InputError, match=r"a\.npz\.partial: in use by .* another --output"):
+            make(output)
+        (draft / "part").rename(output)
+    with pytest.raises(InputError, match=r"a\.npz: exists\. Name another --output, or remove it"):
+        make(output)
+    assert output.read_text() == "first" and list(tmp_path.iterdir()) == [tmp_path / "a.npz"]
+
+
+def test_exclusive_draft_keeps_parts_after_an_error_and_no_empty_directory(tmp_path) -> None:
+    output = epath.Path(tmp_path) / "new" / "a.npz"
+    with pytest.raises(KeyError), exclusive_draft(output, "--output"):
+        raise KeyError
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(KeyError), exclusive_draft(output, "--output") as (draft, _):
+        (draft / "part").write_text("kept")
+        raise KeyError
+    assert [path.name for path in (tmp_path / "new").rglob("*")] == ["a.npz.partial", "part"]
+
+
+def test_exclusive_draft_deletes_what_a_process_left_that_was_killed_at_the_end(
+    tmp_path, monkeypatch
+) -> None:
+    output, draft = epath.Path(tmp_path) / "a.npz", tmp_path / "a.npz.partial"
+    make(output)
+    draft.mkdir()
+    (draft / "old").touch()
+    with pytest.raises(InputError, match="exists"):
+        make(output)
+    assert draft.exists()  # not known to be a draft
+    (draft / LOCK_FILE).write_text('{"machine": "", "pid": 0, "started": 0}')
+    monkeypatch.setattr("bertjax.workdir.lock.LOCK_TIMEOUT_SECONDS", 0)
+    with pytest.raises(InputError, match="exists"):
+        make(output)
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.npz"]
