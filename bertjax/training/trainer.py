@@ -43,7 +43,7 @@ from bertjax.training.terminal import log_on_process_0
 from bertjax.training.throughput import Profiler, ThroughputMeter
 from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
-from bertjax.workdir.goodput import GoodputClock
+from bertjax.workdir.goodput import GOODPUT_FILE, GoodputClock
 from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
@@ -161,6 +161,7 @@ class Trainer:
         """
         try:
             records = [self._init_record_dir / name for name in RECORD_FILES.values()]
+            records.append(self.workdir / GOODPUT_FILE)
             with (
                 WorkdirLock(self.workdir) as lock,
                 claim_workdir(self.workdir, self.config, self.task, records),
