@@ -23,6 +23,7 @@ TOYS = {"steps": 4, "log_every": 2, "eval_every": 2, "checkpoint_every": 2, "max
 TOYS |= {"optimizer.warmup": 1}
 CACHE_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # one process at a time
 VOLATILE = ("tensorboard", "metrics.jsonl", "params", "training", "files.json")
+VOLATILE += ("_CHECKPOINT_METADATA",)  # times
 
 
 @pytest.fixture(scope="module")
