@@ -1,4 +1,4 @@
-"""The error of a failed command, and exit statuses."""
+"""The errors of a failed command, and exit statuses."""
 
 EXIT_RESTART = 75  # the same command may be run again (EX_TEMPFAIL of sysexits.h)
 EXIT_DIVERGED = 3  # the loss is not finite
@@ -14,3 +14,19 @@ class CommandError(Exception):
     """
 
     status = 1
+
+
+class CorruptionError(CommandError):
+    """A device computes wrong numbers."""
+
+
+class DivergedError(CommandError):
+    """The loss or the gradient is no longer a finite number."""
+
+    status = EXIT_DIVERGED
+
+
+class StoppedError(CommandError):
+    """A stop signal arrived; the state was saved."""
+
+    status = EXIT_RESTART

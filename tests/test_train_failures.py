@@ -9,7 +9,7 @@ from pretraining_runs import make_run_config, params_of
 
 import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
-from bertjax.checkpointing.divergence import DivergedError
+from bertjax.errors import DivergedError
 from bertjax.tasks import registry
 from bertjax.tasks.pretraining import PretrainingEvalSet
 from bertjax.tasks.task import Evaluation

@@ -5,14 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.errors import EXIT_DIVERGED, CommandError
+from bertjax.errors import DivergedError
 from bertjax.mesh.finite import find_non_finite
-
-
-class DivergedError(CommandError):
-    """A loss, a score or a parameter is not a finite number."""
-
-    status = EXIT_DIVERGED
 
 
 class DivergenceCheck:

@@ -29,7 +29,7 @@ _AT_MOST = {
     **{"batch_size": 1 << 24, "batch_size_rampup": 1 << 24, "eval_batch_size": 1 << 24},
     **{"gradient_accumulation_steps": 1 << 20, "max_to_keep": 1 << 20},
 }
-_AT_LEAST_0 = ("eval_batches", "eval_batch_size", "watchdog_minutes")
+_AT_LEAST_0 = ("eval_batches", "eval_batch_size", "watchdog_minutes", "replay_every")
 # Intervals, and the fewest steps of each.
 _INTERVALS = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
 
@@ -136,6 +136,14 @@ class Config:
         30.0,
         "minutes without a finished step, eval batch, save or compilation after which a command "
         "prints its threads and exits with 75; 0 for never",
+    )
+    replay_every: int = field(
+        0,
+        "interval of steps whose gradients are computed twice and compared, to find devices that "
+        "compute wrong numbers; 0 for never; GPUs need XLA_FLAGS=--xla_gpu_deterministic_ops=true",
+    )
+    sdc_checker: bool = field(
+        False, "compiles for TPUs with xla_tpu_enable_sdc_checker, which repeats operations"
     )
     profile: str = field("", '"START:STOP" writes a profiler trace of these steps; "" for none')
     tensorboard: str = field(

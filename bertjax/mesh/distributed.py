@@ -113,11 +113,17 @@ def broadcast_from_process_0(make: Callable[[], Sequence[int]], size: int) -> tu
 
 def failing_processes(ok: bool) -> list[int]:
     """Return, on every process, the indices of the processes where `ok` is False."""
+    return [index for index, (is_ok,) in enumerate(gather_from_processes([ok])) if not is_ok]
+
+
+def gather_from_processes(numbers: Sequence[int]) -> list[list[int]]:
+    """Return, on every process, the numbers of each; all have as many, of 32 bits."""
     if jax.process_count() == 1:
-        return [] if ok else [0]
-    sync_processes("fact")
-    all_ok = multihost_utils.process_allgather(jax.numpy.asarray([ok], jax.numpy.int32))
-    return [index for index, process_ok in enumerate(all_ok.ravel()) if not process_ok]
+        return [list(numbers)]
+    sync_processes("gather")
+    gathered = multihost_utils.process_allgather(jax.numpy.asarray(numbers, jax.numpy.int32))
+    rows: list[list[int]] = gathered.reshape(jax.process_count(), -1).tolist()
+    return rows
 
 
 def sync_processes(name: str) -> None:

@@ -8,11 +8,27 @@ from jax.sharding import Mesh
 
 from bertjax.mesh.memory import program_bytes
 from bertjax.mesh.watchdog import note_progress
+from data_pipelines.errors import InputError
 
 
-def compiler_options(device: jax.Device) -> dict[str, str | bool]:
-    """Return XLA's compiler options for a device; empty for CPUs and GPUs."""
+def compiler_options(device: jax.Device, *, sdc_checker: bool = False) -> dict[str, str | bool]:
+    """Return XLA's compiler options for a device; empty for CPUs and GPUs.
+
+    Args:
+      device: one of the devices.
+      sdc_checker: whether a TPU checks itself for silent data corruption.
+
+    Raises:
+      InputError: another device than a TPU cannot.
+    """
     options: dict[str, str | bool] = {}
+    if sdc_checker and device.platform != "tpu":
+        raise InputError(
+            f"sdc_checker=True: the devices are {device.platform}s, and the checker is that of the "
+            "TPU compiler. Use replay_every."
+        )
+    if sdc_checker:
+        options["xla_tpu_enable_sdc_checker"] = True
     if device.platform == "tpu":
         # By default XLA turns a matrix product and the sum of its result over devices into a
         # windowed einsum (collective matmul): slices of the product, each passed on in a ring. For
@@ -36,12 +52,17 @@ def compiler_options(device: jax.Device) -> dict[str, str | bool]:
 class Compiler:
     """A compiler of functions for the devices of a mesh.
 
+    Args:
+      mesh: the devices.
+      sdc_checker: see `compiler_options`.
+
     Attributes:
       memory_bytes: bytes per device of each compiled function, by the function's name.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, sdc_checker: bool = False) -> None:
         self._mesh = mesh
+        self._options = compiler_options(mesh.devices.flat[0], sdc_checker=sdc_checker)
         self.memory_bytes: dict[str, int] = {}
 
     def compile(
@@ -67,7 +88,7 @@ class Compiler:
         )
         with jax.set_mesh(self._mesh):
             lowered = jitted.lower(*arguments)
-        compiled = lowered.compile(compiler_options=compiler_options(self._mesh.devices.flat[0]))
+        compiled = lowered.compile(compiler_options=self._options)
         note_progress()
         self.memory_bytes[function.__name__] = program_bytes(compiled)
         return compiled

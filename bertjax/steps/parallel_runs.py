@@ -85,7 +85,7 @@ class ParallelStepFunctions:
         optimizer = dataclasses.replace(configs[0].optimizer_config(), learning_rate=1.0)
         reinit_layers = configs[0].reinit_layers
         self._initializer = StateInitializer(objective, optimizer, self.init_shapes, reinit_layers)
-        self._compiler = Compiler(self.mesh)
+        self._compiler = Compiler(self.mesh, sdc_checker=configs[0].sdc_checker)
         self.memory_bytes = self._compiler.memory_bytes
         self._compiled: dict[str, Any] = {}
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config.config import Config
-from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
+from bertjax.mesh.device_mesh import AXES, BATCH_SPEC, make_mesh, num_batch_shards
 from bertjax.mesh.feed import Batch, to_devices
 from bertjax.mesh.sharding import (
     check_mesh,
@@ -27,11 +27,12 @@ from bertjax.model.cpu_layout import CpuLayout
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import accumulation_steps
 from bertjax.steps.compilation import Compiler, shardings_of
+from bertjax.steps.digests import digest
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate
 from bertjax.steps.schedules import learning_rate_schedule
-from bertjax.steps.train_step import TrainState, make_train_step
+from bertjax.steps.train_step import TrainState, make_train_step, sums_and_gradient
 
 
 class StepFunctions:
@@ -71,7 +72,7 @@ class StepFunctions:
         self._train_constants = sharded_shapes(self.mesh, jax.eval_shape(objective.train_constants))
         self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
-        self._compiler = Compiler(self.mesh)
+        self._compiler = Compiler(self.mesh, sdc_checker=config.sdc_checker)
         self.memory_bytes = self._compiler.memory_bytes
 
     @functools.cached_property
@@ -154,6 +155,51 @@ class StepFunctions:
             out_shardings=(shardings_of(self.state_shapes), None),
             donate=True,
         )
+
+    def compile_replay_step(self, batch_size: int) -> jax.stages.Compiled:
+        """Compile a replay: (params, step, batch, constants) -> digests, uint32 [devices].
+
+        Each device computes the gradient of its own sequences with all parameters. Devices along
+        `tensor` repeat each other.
+
+        Args:
+          batch_size: sequences of the global batch.
+        """
+        config, objective = self._config, self._objective
+        num_microbatches = accumulation_steps(config, objective, self.mesh, batch_size)
+        # For the model a device is a mesh of its own, as in `ParallelStepFunctions`.
+        devices = self.mesh.devices.reshape(num_batch_shards(self.mesh), -1, 1, 1, 1)
+        mesh = Mesh(devices, ("shards", "copies", *AXES))
+
+        def on_device(params: Any, step: Any, batch: Batch, constants: Any) -> jax.Array:
+            def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                params = stop_frozen_gradients(params, config.optimizer_config())
+                return objective.sums(objective.apply(params, batch, key, constants), batch)
+
+            key = jax.random.fold_in(jax.random.key(config.seed), step)
+            key = jax.random.fold_in(key, jax.lax.axis_index("shards"))
+            return digest(sums_and_gradient(loss, params, batch, key, num_microbatches))[None]
+
+        def replay_step(*arguments: Any) -> jax.Array:
+            specs = (PartitionSpec(), PartitionSpec(), PartitionSpec("shards"), PartitionSpec())
+            out_specs = PartitionSpec(("shards", "copies"))
+            function = jax.shard_map(
+                on_device, in_specs=specs, out_specs=out_specs, check_vma=False
+            )
+            result: jax.Array = function(*arguments)
+            return result
+
+        compiler = Compiler(mesh, sdc_checker=config.sdc_checker)
+        compiled = compiler.compile(
+            replay_step,
+            self.param_shapes,
+            self.state_shapes.step,
+            with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
+            self._constants,
+            out_shardings=NamedSharding(mesh, PartitionSpec(("shards", "copies"))),
+        )
+        self.memory_bytes |= compiler.memory_bytes
+        return compiled
 
     def compile_eval_step(self) -> jax.stages.Compiled:
         """Compile the eval step: (params, batch, constants) -> (sums, eval outputs).

@@ -86,8 +86,11 @@ class MemoryBudget:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes per device of the compiled train step."""
-        return self._step_functions.memory_bytes["train_step"] + self._copy_bytes
+        """Bytes per device of the compiled train step, or of its replay if that takes more."""
+        programs = self._step_functions.memory_bytes
+        moments = shard_bytes(self._step_functions.state_shapes.opt_state)
+        replay_bytes = programs.get("replay_step", -moments) + moments  # parameters are arguments
+        return max(programs["train_step"], replay_bytes) + self._copy_bytes
 
     def check_state(self) -> None:
         """Check that parameters and optimizer state fit, and that compilation is possible.

@@ -16,7 +16,7 @@ from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.divergence import DivergenceCheck
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
 from bertjax.config.config import Config, parse_init_layers
-from bertjax.errors import EXIT_RESTART, CommandError
+from bertjax.errors import StoppedError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
@@ -24,6 +24,7 @@ from bertjax.mesh.signals import stop_signals
 from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
+from bertjax.steps.replay import Replay
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState
 from bertjax.tasks.pipeline import HostBatch
@@ -50,12 +51,6 @@ from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdi
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
-
-
-class StoppedError(CommandError):
-    """A stop signal arrived; the state was saved."""
-
-    status = EXIT_RESTART
 
 
 class Runs(Protocol):
@@ -121,6 +116,7 @@ class Trainer:
         check_processes(config, task)
         self.config, self.workdir, self.task = config, epath.Path(workdir), task
         self.step_functions, self._runs, self._trackers = step_functions, runs, trackers
+        self._replay = Replay(config.replay_every, step_functions)
         self._memory_budget = MemoryBudget(config, task.objective, step_functions, runs.num_runs)
         self._memory_budget.check_state()
         check_best_metric(config, task, step_functions.state_shapes.metric_sums)
@@ -155,6 +151,7 @@ class Trainer:
         Raises:
           InputError: another process trains in the workdir, or a step exceeds the device memory.
           CheckpointError: a checkpoint cannot be written or read.
+          CorruptionError: a replay of a step found a device that computes wrong numbers.
           DivergedError: the loss is not finite; the last good checkpoint is intact.
           OutOfMemoryError: the devices have less memory than they reported, or report none.
           StoppedError: SIGTERM or SIGINT arrived; the state was saved.
@@ -221,6 +218,7 @@ class Trainer:
                     self._report_saved(writers)
                     profiler.before(step - 1, state)
                     train_step = self._compiled_step(step, meter)
+                    self._replay.check(step, state, batch, constants)
                     fault_point("step.before_update")
                     state, metric_sums = train_step(state, batch, self._at_step(constants, step))
                     profiler.after(step, state)
@@ -289,6 +287,7 @@ class Trainer:
             log_on_process_0(f"attention: {attention.name}; compiling ...")
         for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
             self._train_step(batch_size)
+            self._replay.compile(batch_size)
         memory = self._memory_budget.check_step()  # of the full batch
         if compiles:
             seconds = time.perf_counter() - start

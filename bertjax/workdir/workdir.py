@@ -42,6 +42,8 @@ RESUMABLE_FIELDS = {
     "model.remat",
     "model.scan_layers",
     "profile",
+    "replay_every",
+    "sdc_checker",
     "tensorboard",
     "watchdog_minutes",
 }
@@ -140,6 +142,7 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
         "corpus_descriptions": dict(task.corpus_descriptions),
         "bertjax": __version__,
         "jax": jax.__version__,
+        "devices": describe_devices(),
     }
     atomic_write_text(directory / "run.json", json.dumps(run, indent=1))
 
@@ -162,6 +165,11 @@ def check_processes(config: Config, task: Task) -> None:
     facts |= {"devices of a process": jax.local_device_count()}
     facts |= {"kind of the devices": jax.local_devices()[0].device_kind}
     check_agreement(facts | comparable_fields(config), distributed.BARRIER_TIMEOUT_SECONDS)
+
+
+def describe_devices() -> str:
+    """Return number and kind of all devices, such as "8 cpu": the bits of a run depend on them."""
+    return f"{jax.device_count()} {jax.devices()[0].device_kind}"
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
