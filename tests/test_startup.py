@@ -10,6 +10,7 @@ SLOW = {"flax", "jax", "ml_dtypes", "numpy", "optax", "orbax", "pyarrow", "scipy
         "tokenizers"}  # fmt: skip
 # Subcommands and arguments that name missing paths, and the start of the error.
 MISSING_PATHS = {
+    "audit gone": "gone: does not exist.",
     "convert --to hf gone new": "gone: does not exist.",
     "embed --checkpoint gone --input - --output new.npz": "gone: does not exist.",
     "evaluate --checkpoint gone --output new": "gone: does not exist.",

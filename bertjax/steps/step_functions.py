@@ -174,8 +174,9 @@ class StepFunctions:
         def on_device(params: Any, step: Any, batch: Batch, constants: Any) -> jax.Array:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = stop_frozen_gradients(params, config.optimizer_config())
-                return objective.sums(objective.apply(params, batch, key, constants), batch)
+                return objective.train_sums(params, batch, key, constants, progress)
 
+            progress = step / jnp.float32(config.total_steps or 1)
             key = jax.random.fold_in(jax.random.key(config.seed), step)
             key = jax.random.fold_in(key, jax.lax.axis_index("shards"))
             return digest(sums_and_gradient(loss, params, batch, key, num_microbatches))[None]
@@ -195,7 +196,7 @@ class StepFunctions:
             self.param_shapes,
             self.state_shapes.step,
             with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
-            self._constants,
+            self._train_constants,
             out_shardings=NamedSharding(mesh, PartitionSpec(("shards", "copies"))),
         )
         self.memory_bytes |= compiler.memory_bytes

@@ -1,0 +1,50 @@
+"""Check that the checkpoints of a run came from its data, code and seed."""
+
+import argparse
+
+from bertjax.cli.jax_setup import enable_compilation_cache
+from data_pipelines.errors import InputError
+from data_pipelines.paths import check_exists
+
+ORDER = 105
+EXAMPLE = "bertjax audit runs/smoke --segments 1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    parser.add_argument("directory", metavar="DIR", help="workdir of a run")
+    parser.add_argument(
+        "--segments",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of segments between checkpoints, chosen at random; 0 for all (0)",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments."""
+    check_exists(args.directory, "Name a workdir.")
+    if args.segments < 0:
+        raise InputError(f"--segments={args.segments}: is negative. Use 0 for all segments.")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
+    from bertjax.reports.audit import TOLERANCE, Audit, AuditError
+
+    enable_compilation_cache()
+    audit, failed = Audit(args.directory), []
+    for result in audit.run(args.segments):
+        expected = "the same bits" if result.is_exact else f"at most {TOLERANCE} on other devices"
+        found = "the same bits" if result.is_identical else f"a difference of {result.distance:.2g}"
+        name = f"{result.start:,} to {result.end:,}"
+        print(f"steps {name}: {found}, expected {expected}", flush=True)
+        if not result.is_accepted:
+            failed.append(name)
+    if failed:
+        raise AuditError(
+            f"{args.directory}: steps {', '.join(failed)} do not lead from one checkpoint to the "
+            "next. Data, code, packages, seed or a checkpoint have changed."
+        )
+    print(f"{args.directory}: the checkpoints came from these data, code and seed.")

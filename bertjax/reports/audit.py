@@ -1,0 +1,169 @@
+"""Audit of a run: segments between its checkpoints are computed again and compared.
+
+Whoever has the data, the code and the seed can check that the checkpoints came from them. A segment
+starts from a checkpoint, or at step 0 from the seed, and must end in the next checkpoint.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.integrity import find_damage
+from bertjax.checkpointing.state_items import restore_state
+from bertjax.config.config import MeshConfig
+from bertjax.config.loading import read_config
+from bertjax.errors import CommandError
+from bertjax.mesh.feed import Feed
+from bertjax.mesh.watchdog import note_progress
+from bertjax.steps.step_functions import StepFunctions
+from bertjax.steps.train_step import TrainState
+from bertjax.tasks import registry
+from bertjax.training.time_budget import TimeBudget
+from bertjax.workdir.workdir import describe_devices
+from data_pipelines.errors import InputError
+
+# Of the length of a segment's update, on other devices. Sums in another order differ in the last
+# bits, and training amplifies them.
+TOLERANCE = 0.05
+
+
+class AuditError(CommandError):
+    """A checkpoint did not come from the one before."""
+
+
+class SegmentResult(NamedTuple):
+    """Comparison of a segment with the checkpoint at its end.
+
+    Attributes:
+      start: step of its first checkpoint; 0 for the initial parameters.
+      end: step of its last checkpoint.
+      is_exact: whether the bits must be the same: on the same kind and number of devices.
+      is_identical: whether all bits of the state are the same.
+      distance: Euclidean distance of the parameters, relative to the length of the update.
+    """
+
+    start: int
+    end: int
+    is_exact: bool
+    is_identical: bool
+    distance: float
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if the checkpoint at the end came from the one before."""
+        return self.is_identical or (not self.is_exact and self.distance <= TOLERANCE)
+
+
+class Audit:
+    """An audit of the run in a workdir.
+
+    Args:
+      workdir: directory of the run.
+
+    Raises:
+      InputError: the workdir holds no run with a segment, or its data have changed.
+      AuditError: a checkpoint is damaged.
+    """
+
+    def __init__(self, workdir: epath.PathLike) -> None:
+        self._workdir = epath.Path(workdir)
+        self._checkpoints = Checkpointer(self._workdir / "checkpoints")
+        steps = self._checkpoints.all_steps()
+        if not steps:
+            raise InputError(f"{workdir}: has no checkpoints. Name the --workdir of a trained run.")
+        for step in steps:
+            if damage := find_damage(self._checkpoints.path(step)):
+                raise AuditError(f"{self._checkpoints.path(step)}: the files differ ({damage}).")
+        newest = self._checkpoints.path(steps[-1])
+        config = read_config(newest / "config.json", registry.data_fields())
+        if self._record(steps[-1]).get("devices") != describe_devices():
+            config = dataclasses.replace(config, mesh=MeshConfig())
+        source = dataclasses.replace(config, init=str(newest))
+        self._task = registry.find_task(config.task)(source)
+        self._config = dataclasses.replace(self._task.config, init=config.init).resolve(
+            self._task.examples_per_epoch
+        )
+        if self._record(steps[-1])["data_fingerprint"] != self._task.data_fingerprint:
+            raise AuditError(f"data.dir={config.data['dir']}: not the data of this run.")
+        self._task.prepare(self._config.total_steps)
+        self._step_functions = StepFunctions(self._config, self._task.objective)
+        # The initial parameters of a run with `init` come from elsewhere.
+        starts = steps if config.init else [0, *steps]
+        self.segments = list(itertools.pairwise(starts))
+        if not self.segments:
+            raise InputError(
+                f"{workdir}: has one checkpoint and was initialized from {config.init}. Keep more, "
+                "with --config.keep_period."
+            )
+        self._compiled: dict[int, jax.stages.Compiled] = {}
+
+    def run(self, num_segments: int) -> Iterator[SegmentResult]:
+        """Yield the results of some segments, chosen at random, in the order of their steps."""
+        count = min(num_segments or len(self.segments), len(self.segments))
+        for start, end in sorted(random.sample(self.segments, count)):
+            yield self._compare(start, end)
+
+    def _compare(self, start: int, end: int) -> SegmentResult:
+        first = self._state(start)
+        before = _on_host(first.params)
+        state, recorded = self._train(first, start, end), self._state(end)
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(recorded), strict=True)
+        is_identical = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+        after, expected = _on_host(state.params), _on_host(recorded.params)
+        update = _distance(expected, before)
+        is_exact = self._record(end).get("devices") == describe_devices()
+        distance = _distance(after, expected) / (update or 1.0)
+        return SegmentResult(start, end, is_exact, is_identical, distance)
+
+    def _record(self, step: int) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self._checkpoints.path(step) / "run.json").read_text())
+        return record
+
+    def _state(self, step: int) -> TrainState:
+        shapes = self._step_functions.state_shapes
+        if step:
+            return restore_state(self._checkpoints.path(step), shapes)
+        return self._step_functions.init(None)
+
+    def _train(self, state: TrainState, start: int, end: int) -> TrainState:
+        config, functions = self._config, self._step_functions
+        constants, seconds = functions.constants(), config.budget_seconds
+        budget = TimeBudget(self._workdir, seconds) if seconds else None
+        batches = self._task.train_batches(start, config.total_steps)
+        with contextlib.closing(Feed(batches, functions.batch_sharding)) as feed:
+            for step, batch in enumerate(feed, start + 1):
+                train_step = self._train_step(config.rampup.batch_size_at(step - 1))
+                values = constants
+                if budget:
+                    values = functions.with_progress(constants, budget.progress(step - 1))
+                state, sums = train_step(state, batch, values)
+                jax.block_until_ready(sums)
+                note_progress()
+                if step == end:
+                    return state
+        raise AuditError(f"step {end}: the data end before it.")
+
+    def _train_step(self, batch_size: int) -> jax.stages.Compiled:
+        if batch_size not in self._compiled:
+            is_full = batch_size == self._config.rampup.batch_sizes[-1]
+            compiled = self._step_functions.compile_train_step(None if is_full else batch_size)
+            self._compiled[batch_size] = compiled
+        return self._compiled[batch_size]
+
+
+def _on_host(params: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
+
+
+def _distance(first: list[np.ndarray], second: list[np.ndarray]) -> float:
+    squares = (np.square(a - b).sum() for a, b in zip(first, second, strict=True))
+    return float(np.sqrt(sum(squares)))
