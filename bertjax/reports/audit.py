@@ -27,6 +27,7 @@ from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import TrainState
 from bertjax.tasks import registry
+from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.time_budget import TimeBudget
 from bertjax.workdir.workdir import describe_devices
 from data_pipelines.errors import InputError
@@ -95,7 +96,9 @@ class Audit:
         if self._record(steps[-1])["data_fingerprint"] != self._task.data_fingerprint:
             raise AuditError(f"data.dir={config.data['dir']}: not the data of this run.")
         self._task.prepare(self._config.total_steps)
-        self._step_functions = StepFunctions(self._config, self._task.objective)
+        teacher = open_teacher(self._config, self._task, self._workdir)
+        objective = add_teacher(self._config, self._task.objective, teacher)
+        self._step_functions = StepFunctions(self._config, objective)
         # The initial parameters of a run with `init` come from elsewhere.
         starts = steps if config.init else [0, *steps]
         self.segments = list(itertools.pairwise(starts))
@@ -136,7 +139,7 @@ class Audit:
 
     def _train(self, state: TrainState, start: int, end: int) -> TrainState:
         config, functions = self._config, self._step_functions
-        constants, seconds = functions.constants(), config.budget_seconds
+        constants, seconds = functions.train_constants(), config.budget_seconds
         budget = TimeBudget(self._workdir, seconds) if seconds else None
         batches = self._task.train_batches(start, config.total_steps)
         with contextlib.closing(Feed(batches, functions.batch_sharding)) as feed:
