@@ -1,5 +1,7 @@
 """The errors of a failed command, and exit statuses."""
 
+from data_pipelines.errors import one_line
+
 EXIT_RESTART = 75  # the same command may be run again (EX_TEMPFAIL of sysexits.h)
 EXIT_DIVERGED = 3  # the loss is not finite
 
@@ -15,13 +17,16 @@ class CommandError(Exception):
 
     status = 1
 
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
+
 
 class CorruptionError(CommandError):
     """A device computes wrong numbers."""
 
 
 class DivergedError(CommandError):
-    """The loss or the gradient is no longer a finite number."""
+    """A loss, a score or a parameter is not a finite number."""
 
     status = EXIT_DIVERGED
 

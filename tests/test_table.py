@@ -371,3 +371,11 @@ def test_read_tfds_table_accepts_slices_and_rejects_unknown_names() -> None:
         read_tfds_table("tfds:tiny_table", "dev")
     with pytest.raises(InputError, match="tfds:tiny_nothing: unknown to TensorFlow"):
         read_tfds_table("tfds:tiny_nothing", "train")
+
+
+@pytest.mark.parametrize("text", ["", " \t", "\x00\x01", "\u200b\ufeff\x07 "])
+def test_text_of_control_characters_alone_is_empty(text: str) -> None:
+    row = TableRow("x.csv:2", {"text": text, "label": "a"})
+    assert row.first_blank_column(("text",)) == "text"
+    with pytest.raises(InputError, match=r"x\.csv:2: column 'text' is empty"):
+        row.text(("text",))

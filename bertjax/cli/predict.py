@@ -57,8 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     from bertjax.formats.detection import find_format
+    from data_pipelines.vocabulary.basic_tokenization import is_blank
 
-    if not all(text.strip() for text in args.text or ()):
+    if any(map(is_blank, args.text or ())):
         raise InputError("--text: empty. Write a text.")
     if (
         args.output != "-"

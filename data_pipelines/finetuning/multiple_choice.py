@@ -15,6 +15,7 @@ from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.labels import label_text, parse_list
 from data_pipelines.finetuning.missing_labels import MISSING_MARKS, log_missing_labels
 from data_pipelines.finetuning.table import TableRow
+from data_pipelines.vocabulary.basic_tokenization import is_blank
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("data_pipelines")
@@ -179,7 +180,7 @@ def _parse_choices(row: TableRow) -> tuple[list[Any], list[str]]:
 
 
 def _choice_text(row: TableRow, description: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or is_blank(value):
         raise InputError(f"{row.location}: {description} is {value!r}, not text. Fix the row.")
     return value.strip()
 

@@ -15,6 +15,7 @@ from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_class_names, read_tfds_records
+from data_pipelines.vocabulary.basic_tokenization import is_blank
 
 _COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
@@ -54,7 +55,7 @@ class TableRow(NamedTuple):
                     f"{self.location}: column {column!r} is {value!r}, not text. Fix the row."
                 )
             parts.append(str(value).strip())
-        if not any(parts):
+        if all(map(is_blank, parts)):
             problem = f"column {columns[0]!r} is empty"
             if len(columns) > 1:
                 problem = f"columns {', '.join(map(repr, columns))} are empty"
@@ -64,7 +65,7 @@ class TableRow(NamedTuple):
     def first_blank_column(self, columns: Sequence[str]) -> str:
         """Return the first column that exists and is blank, None or NaN; "" if there is none."""
         values = ((column, self.values[column]) for column in columns if column in self.values)
-        stripped = ((name, v.strip() if isinstance(v, str) else v) for name, v in values)
+        stripped = ((name, "" if isinstance(v, str) and is_blank(v) else v) for name, v in values)
         return next((name for name, v in stripped if v in (None, "") or v != v), "")  # v != v: NaN
 
     def value(self, column: str) -> Any:

@@ -94,6 +94,11 @@ def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     return text.translate(_PUNCTUATION).split()
 
 
+def is_blank(text: str) -> bool:
+    """Return whether a text has nothing but white space and control characters."""
+    return not text.translate(_CLEAN).strip()
+
+
 def _decompose_in_order(text: str) -> str:
     """Return NFD without marks, punctuation set apart, in linear time but for a sort.
 

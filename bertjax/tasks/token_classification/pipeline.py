@@ -27,6 +27,7 @@ from data_pipelines.finetuning.token_classification.sentences import (
     TaggedSentence,
     sentences_from_rows,
 )
+from data_pipelines.vocabulary.basic_tokenization import is_blank
 
 
 class ParsedWords(NamedTuple):
@@ -137,7 +138,7 @@ def _parse_input(location: str, content: Content) -> ParsedWords:
         (sentence,) = sentences_from_rows([TableRow(location, dict(content))])
         return ParsedWords(None, dataclasses.replace(sentence, tags=None), [])
     text = content if isinstance(content, str) else content["text"]
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or is_blank(text):
         raise InputError(f'{location}: "text" is {text!r}. Write some text, or a list "words".')
     offsets = list(word_offsets(text))
     words = [text[start:end] for start, end in offsets]

@@ -15,6 +15,7 @@ from data_pipelines.finetuning.table import check_unique_ids, is_table, read_tab
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_records
+from data_pipelines.vocabulary.basic_tokenization import is_blank
 
 _log = logging.getLogger("data_pipelines")
 _MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
@@ -177,7 +178,7 @@ def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnswe
 
 def check_passage(location: str, passage: str) -> None:
     """Raise InputError, located at `location`, if a passage is empty or too long."""
-    if not passage.strip():
+    if is_blank(passage):
         raise InputError(f"{location}: the passage is empty. Remove the question.")
     if len(passage) > _MAX_PASSAGE_CHARACTERS:
         raise InputError(

@@ -62,7 +62,8 @@ _SQUAD = {
         }
     ],
 }
-_PAGE = "<page><title>A</title><ns>0</ns><id>1</id><revision><id>2</id><text>{}</text></revision></page>"
+_PAGE = "<page><title>A</title><ns>0</ns><id>1</id><revision><id>2</id><text>{}</text>"
+_PAGE += "</revision></page>"
 _DUMP = "<mediawiki xmlns='x' xml:lang='en'><siteinfo><namespaces/></siteinfo>" + "".join(
     _PAGE.format("'''A''' is [[b|c]] {{d|e}}. &lt;ref&gt;x&lt;/ref&gt; A sentence.\n\n* item")
     for _ in range(5)
