@@ -1,5 +1,6 @@
 """Hugging Face model directories: config.json, model.safetensors and tokenizer files."""
 
+import collections
 import dataclasses
 import json
 import logging
@@ -55,6 +56,7 @@ SCHEMA = {  # of config.json
     **{"architectures?": [str], "num_labels?": int},
 }
 FIX = "Give the directory as published."
+_MAX_LABELS = 1_000_000
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
@@ -160,9 +162,10 @@ def read_labels(
     Raises:
       InputError: ids of labels are missing, or two labels have one name.
     """
-    names = config_dict.get("id2label") or {
-        i: f"LABEL_{i}" for i in range(config_dict.get("num_labels", count))
-    }
+    num_labels = config_dict.get("num_labels") or count
+    if not 0 < num_labels <= _MAX_LABELS:
+        raise InputError(f"{path}: num_labels={num_labels}: out of range. {FIX}")
+    names = config_dict.get("id2label") or {i: f"LABEL_{i}" for i in range(num_labels)}
     try:
         label_of_id = {int(i): str(name) for i, name in names.items()}
     except (AttributeError, TypeError, ValueError):
@@ -176,19 +179,20 @@ def read_labels(
             f"0 to {len(names) - 1}. Name each output of the head in config.json."
         )
     labels = tuple(label_of_id[i] for i in range(len(names)))
-    if repeated := [label for i, label in enumerate(labels) if label in labels[:i]]:
-        ids = [i for i, label in enumerate(labels) if label == repeated[0]]
+    if len({*labels}) < len(labels):
+        first, _ = collections.Counter(labels).most_common(1)[0]
+        ids = [i for i, label in enumerate(labels) if label == first]
         raise InputError(
-            f"{path}: id2label names the outputs {' and '.join(map(str, ids))} {repeated[0]!r}, so "
+            f"{path}: id2label names the outputs {' and '.join(map(str, ids))} {first!r}, so "
             "their scores have one name. Give each another name in config.json."
         )
     declared = config_dict.get("label2id")
     if isinstance(declared, Mapping):
         for label, i in declared.items():
-            if label_of_id.get(i) != label:
+            if (name := label_of_id.get(i) if isinstance(i, int) else None) != label:
                 warn_once(
                     (str(path), "label2id"),
-                    f"{path}: label2id has {label!r}={i}, id2label {label_of_id.get(i)!r}. "
+                    f"{path}: label2id has {label!r}={i}, id2label {name!r}. "
                     "id2label is used, as in transformers.",
                 )
     return labels

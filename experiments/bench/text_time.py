@@ -122,7 +122,6 @@ def text_functions(directory: pathlib.Path) -> dict[str, Function]:
 
 def seconds(function: Function, text: str) -> float:
     """Return the processor time of a call, inf if it exceeds the limit."""
-    gc.collect()
     start = time.process_time()
     try:
         with _time_limit(), contextlib.suppress(InputError):
@@ -159,6 +158,7 @@ def growth(function: Function, pattern: str, size: int) -> tuple[float, list[flo
     """Return the largest growth a doubling from `size` to `4 * size`, and the times in seconds."""
     texts = [make_text(pattern, scale * size) for scale in (1, 2, 4)]
     times = [min(seconds(function, text) for _ in range(2)) for text in texts]
+    gc.collect()
     # Below a millisecond the clock and the caches decide.
     floored = [max(value, 1e-3) for value in times]
     return max(after / before for before, after in itertools.pairwise(floored)), times
