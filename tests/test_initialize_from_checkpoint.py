@@ -244,3 +244,7 @@ def test_open_recorded_takes_the_recorded_step_of_a_running_run(corpus, tmp_path
     shutil.copytree(tmp_path / "model", checkpoints / "00000009")
     assert open_recorded("init", tmp_path / "other", tmp_path / "run").path.name == "00000007"
     assert PretrainedModel(tmp_path / "other").path.name == "00000009"
+    assert open_recorded("init", checkpoints / "00000007", tmp_path / "run").path.name == "00000007"
+    shutil.rmtree(checkpoints / "00000007")
+    with pytest.raises(InputError, match=r"its checkpoint of step 7, .* is gone\. Use "):
+        open_recorded("init", tmp_path / "other", tmp_path / "run")

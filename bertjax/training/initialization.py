@@ -292,7 +292,8 @@ def open_recorded(field: str, path: epath.PathLike, workdir: epath.Path) -> Pret
         return PretrainedModel(path)
     recorded = read_json_object(record, {"step?": int, "digest": str}, "Use another --workdir.")
     step = recorded.get("step")
-    if step is not None and not has_checkpoint(path, step):
+    is_checkpoint = (epath.Path(path) / MANIFEST_FILE).exists()
+    if step is not None and not is_checkpoint and not has_checkpoint(path, step):
         raise InputError(
             f"{field}={path}: its checkpoint of step {step}, which the run in {workdir} began "
             "with, is gone. Use another --workdir."
