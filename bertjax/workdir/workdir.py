@@ -159,6 +159,8 @@ def check_processes(config: Config, task: Task) -> None:
     Raises:
       InputError: they differ.
     """
+    if jax.process_count() == 1:  # a digest may read all data
+        return
     facts: dict[str, Any] = {"digest of the data": task.data_fingerprint}
     facts |= {"labels": list(task.labels)}
     facts |= {"digest of the tokenizer": task.tokenizer.fingerprint()}
