@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import os
 import subprocess
 import sys
 import time
@@ -176,3 +177,13 @@ def test_lock_in_a_bucket(tmp_path) -> None:
     assert rejected.startswith("gs://bucket/run one: in use by process")
     assert (free, taken) == ("free", "taken")
     assert not server.refused and not server.below("")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '"x"', '{"pid": "x"}', '{"id": 5}', '{"id": "zz", "pid": 1}', "5", ""]
+)
+def test_damaged_lock_of_no_living_holder_is_replaced(content: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 0.01)
+    (tmp_path / LOCK_FILE).write_text(content)
+    with WorkdirLock(epath.Path(tmp_path)):
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()

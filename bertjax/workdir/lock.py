@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import socket
 import threading
 import time
@@ -34,8 +35,10 @@ from data_pipelines.paths import (
     make_directory,
     remove_empty,
 )
+from data_pipelines.schema import read_json_object
 
 LOCK_FILE = "lock.json"
+_SCHEMA = {"pid?": int, "started?": int, "host?": str, "machine?": str, "id?": str}
 HEARTBEAT_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 20.0  # several heartbeats of a living holder
 VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even over NFS
@@ -129,7 +132,8 @@ class WorkdirLock:
     def _wait_until_stale(self, holder: dict[str, Any]) -> None:
         """Return when the holder is known to be dead; raise InputError when it is alive."""
         if holder.get("machine") == _machine_id():
-            if _process_start_time(holder["pid"]) == holder["started"]:
+            start = _process_start_time(holder.get("pid", 0))
+            if start is not None and start == holder.get("started"):
                 self._raise_in_use(holder)
         else:
             _log.info(
@@ -190,12 +194,11 @@ class WorkdirLock:
 def _read(path: epath.Path) -> dict[str, Any] | None:
     """Return the holder in a lock file; None without a file."""
     try:
-        holder: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return holder
-    except FileNotFoundError:  # deleted in between
-        return None
-    except ValueError:  # the holder was killed while it wrote the file
-        return {}
+        if not path.exists():
+            return None
+        return read_json_object(path, _SCHEMA, "")
+    except InputError:  # deleted in between, or killed while it was written
+        return {} if path.exists() else None
 
 
 def _write(path: epath.Path, text: str) -> None:
@@ -208,7 +211,8 @@ def _write(path: epath.Path, text: str) -> None:
 
 def _mark(holder: Mapping[str, Any]) -> int:
     """Return 31 bits of a holder's id; 0 without one."""
-    return int(holder.get("id", "0")[:8], 16) >> 1
+    digits = holder.get("id", "")[:8]
+    return int(digits, 16) >> 1 if re.fullmatch("[0-9a-f]{8}", digits) else 0
 
 
 def _machine_id() -> str:

@@ -39,6 +39,7 @@ from data_pipelines.vocabulary.special_tokens import (
 from data_pipelines.vocabulary.vocab_file import RESERVED, VOCAB_FILE, index_tokens
 
 MAX_INPUT_CHARS_PER_WORD = 200  # a longer word is [UNK], as in google-research/bert
+_MAX_NAMES = 1000  # that a text is searched for, to warn of them
 CONTINUATION_PREFIX = "##"  # prefix of a token that continues a word
 
 
@@ -127,7 +128,7 @@ class WordPieceTokenizer:
         self._compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         self._ids_of_word = _WordCache(self._longest_matches)
         self._ids_of_raw = _WordCache(self._encode_raw)
-        names = {*self.special_tokens, *self.added_tokens}
+        names = {*self.special_tokens, *self.added_tokens[:_MAX_NAMES]}
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         self._name_start = "[" if all(name.startswith("[") for name in names) else ""
 
