@@ -13,6 +13,7 @@ from model_files import CONFIG, TOKENIZER, assert_same, draw, write_hf
 from random_models import draw_model
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
+from bertjax.formats import huggingface
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_model
 from data_pipelines.errors import InputError
@@ -161,3 +162,12 @@ def test_read_names_the_fix_for_torch_weights(tmp_path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="needs torch, which is not installed"):
         read_model(path)
+
+
+def test_read_labels_accepts_any_label2id_and_rejects_huge_counts(tmp_path) -> None:
+    names = {"0": "a", "1": "b"}
+    fields = {"id2label": names, "label2id": {"a": {}, "b": [1], "c": None}}
+    assert huggingface.read_labels(fields, tmp_path) == ("a", "b")
+    for count in (-1, 10**12):
+        with pytest.raises(InputError, match=f"num_labels={count}: out of range"):
+            huggingface.read_labels({"num_labels": count}, tmp_path)

@@ -25,13 +25,21 @@ def read_column(path: epath.Path, column: str) -> Iterator[Any]:
       InputError: the file is damaged or has no such column.
     """
     for batch in _batches(path, column):
-        yield from _column(batch, column).to_pylist()
+        yield from _to_list(path, _column(batch, column))
 
 
 def read_rows(path: epath.Path) -> Iterator[dict[str, Any]]:
     """Yield the rows in order as {column: value}; raises as `read_column`."""
     for batch in _batches(path, None):
-        yield from batch.to_pylist()
+        yield from _to_list(path, batch)
+
+
+def _to_list(path: epath.Path, values: Any) -> list[Any]:
+    try:
+        rows: list[Any] = values.to_pylist()
+        return rows
+    except UnicodeDecodeError as error:  # of the name of a column
+        raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
 def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
@@ -44,7 +52,7 @@ def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
             for batch in read_batches(path, file, column):
                 batch.validate(full=True)  # reading a damaged batch would end the process
                 yield batch
-    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+    except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
@@ -105,7 +113,7 @@ def read_class_names(path: epath.Path) -> dict[str, list[str]]:
                 is_file = file.read(6) == b"ARROW1"
                 file.seek(0)
                 schema = (ipc.open_file if is_file else ipc.open_stream)(file).schema
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged ({error}). Download it again.") from None
     try:
         info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
