@@ -271,7 +271,7 @@ class Checkpointer:
                 mark_finished(self.path(step), write_metadata)
         fault_point("save.after_manifest")
         if distributed.is_process_0():
-            self._delete_old(step)
+            self.delete_old(step)
         self._finished.append(step)
         note_progress()
 
@@ -294,7 +294,8 @@ class Checkpointer:
                 "space, and run the same command again."
             ) from error
 
-    def _delete_old(self, newest: int) -> None:
+    def delete_old(self, newest: int) -> None:
+        """Delete the checkpoints up to a step that the policy does not keep."""
         # A later checkpoint is damaged, or the run would have resumed from it.
         steps = [step for step in self.all_steps() if step <= newest]
         infos = [read_info(step, self.path(step), self.best_metric) for step in steps]

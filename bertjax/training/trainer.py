@@ -170,6 +170,8 @@ class Trainer:
                 state = self._restore_or_init()
                 if seconds := self.config.budget_seconds:
                     self._budget = TimeBudget(self.workdir, seconds)
+                if distributed.is_process_0() and int(state.step):
+                    self.checkpointer.delete_old(int(state.step))  # as a killed process would have
                 if int(state.step) and self._is_last(int(state.step)):
                     _log.info("%s is complete: step %d is the last.", self.workdir, state.step)
                 else:
