@@ -87,7 +87,8 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     fields = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", fields, registry.data_fields())
     trainer = make_trainer(config, workdir)
-    claim_workdir(workdir, trainer.config, trainer.task)
+    with claim_workdir(workdir, trainer.config, trainer.task):
+        pass
     assert "model.num_hidden_layers=2" in refused(
         *train(corpus, workdir, model__num_hidden_layers=3)
     )
