@@ -6,7 +6,7 @@
 
 teacher  checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1
 data     directory of a corpus that `bertjax prepare --vocab TEACHER` wrote
-layers, hidden  blocks and hidden size of the student, of 12 or 32 heads' divisors: heads of 32
+layers, hidden  blocks and hidden size of the student, a multiple of 32 and, for relations, of 48
 recipe   relations: queries, keys and values of the last block (MiniLMv2: Wang et al. 2021)
          logits: the predictions of masked tokens, at temperature 2, and their labels (as in
          DistilBERT: Sanh et al. 2019); the teacher has an MLM head
@@ -15,7 +15,7 @@ smoke    shrink the run to a minute on a CPU
 The student is a plain BERT. It has the teacher's vocabulary and any shape. A task's teacher is a
 field of every configuration: `--config sequence_classification:... --config.distill.teacher=DIR`;
 see the documentation of distillation. MiniLMv2 of 6 layers x 384 took 400,000 steps of 256
-sequences, with 81 to 84 on GLUE's larger tasks; a tenth of that is useful.
+sequences (84 on average over five tasks of GLUE); the default is a tenth of that.
 """
 
 from typing import Any

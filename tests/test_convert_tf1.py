@@ -18,6 +18,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("length", [0, 1, 47, 200, -9, -1])
+def test_read_rejects_a_truncated_index(tmp_path: pathlib.Path, length: int) -> None:
+    tf1.write(draw("mlm"), tmp_path)
+    index = tmp_path / "bert_model.ckpt.index"
+    index.write_bytes(index.read_bytes()[:length])
+    with pytest.raises(InputError, match=r"bert_model\.ckpt"):
+        read_model(tmp_path, "tf1")
+
+
 def original_variables() -> dict[str, tuple[int, ...]]:
     """Return the variables of the original code's BertModel with both heads, and their shapes."""
     names: dict[str, tuple[int, ...]] = {
