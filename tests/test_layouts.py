@@ -41,6 +41,7 @@ BROWN = "The/at tea/nn was/bedz old/jj ./.\n" * 9
         (CONLL * 2, "a token and its tags a line", "-DOCSTART- \nOne line \nOslo \n" * 2),
         (CONLL12 * 3, "a token and its tags a line", "bc/x bc/x \n" * 3),
         ("A +++$+++ B +++$+++ One line.\n" * 10, "columns between", "One line.\n" * 10),
+        ("1^^One line.\n" + "2^A^One line.\n" * 9, r"columns between '\^'", "One line.\n" * 10),
         ("1^One line.\n" * 9, r"columns between .\^", "One line.\n" * 9),
         ("1\x01One line.\n" * 9, r"columns between '\\x01'", "One line.\n" * 9),
         ("1::A::One line.\n" * 9, "columns between '::'", "One line.\n" * 9),

@@ -295,7 +295,7 @@ def test_all_runs_have_the_same_initial_model(toys, tmp_path) -> None:
     sweep(trials(1), plain, tmp_path / "grid")
     other = jax.tree.map(lambda array: array + 1, model.params)
     huggingface.write(dataclasses.replace(model, params=other), epath.Path(published))
-    with pytest.raises(InputError, match=f"not the model that the run in {tmp_path}/grid was init"):
+    with pytest.raises(InputError, match=f"not the model that the run in {tmp_path}/grid began"):
         sweep(trials(2), plain, tmp_path / "grid")
 
 

@@ -159,5 +159,12 @@ def _find_separator(lines: Sequence[str]) -> str:
             return ""
         common &= set(_SEPARATOR.findall(line))
     spaced = {mark for mark in common if all(f" {mark} " in line for line in lines)}
-    even = (mark for mark in common if len({line.count(mark) for line in lines}) == 1)
-    return min(spaced or even, default="")
+    return min(spaced or (mark for mark in common if _is_even(mark, lines)), default="")
+
+
+def _is_even(mark: str, lines: Sequence[str]) -> bool:
+    """Return whether a mark is equally often in every line, and no column is empty in all."""
+    rows = [line.split(mark) for line in lines]
+    return len({*map(len, rows)}) == 1 and all(
+        any(map(str.strip, column)) for column in zip(*rows, strict=True)
+    )

@@ -68,7 +68,7 @@ def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) 
         if not has_suffix and not any(delimiter in line for line in head):
             continue
         rows = [[] if isinstance(row, str) else row for _, row in _rows(lines, delimiter)]
-        if not is_whole:
+        if rows and not is_whole:
             rows.pop()  # it may be cut
         if len(rows) < 2 or not rows[0]:
             continue

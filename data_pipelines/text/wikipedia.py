@@ -36,13 +36,13 @@ from data_pipelines.text.wikitext import CONTENTS, make_extractor
 _log = logging.getLogger(__name__)
 
 _START = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki\b", re.DOTALL
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<mediawiki\b", re.DOTALL
 )
 _PAGE_END = b"</page>"
 _GROUP_CHARS = 1 << 18  # of wikitext, parsed at a time by a worker
 _NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)<')
-_TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
-_MODEL = re.compile(r"<model>(.*?)</model>")
+_TITLE = re.compile(r"<title>([^<]*)</title>")
+_MODEL = re.compile(r"<model>([^<]*)</model>")
 _ID = re.compile(r"<id>(\d+)</id>")
 _REDIRECT = re.compile(r"\s*#\s*\w+\s*:?\s*\[\[")
 _DISAMBIGUATION = re.compile(
