@@ -87,21 +87,21 @@ class RequestBatcher:
             while not self._queue and not self._closed:
                 self._changed.wait()
             batch: list[tuple[_PendingRequest, int]] = []
-            room, characters = self._limits.max_inputs, self._limits.max_characters
+            free, characters = self._limits.max_inputs, self._limits.max_characters
             for _ in range(len(self._queue)):
                 pending = self._queue[0]
                 options = pending.request.return_all_scores
                 if batch and options != batch[0][0].request.return_all_scores:
                     break
                 count = 0
-                for location, content in pending.remaining[:room]:
+                for location, content in pending.remaining[:free]:
                     size = count_characters(location, content)
                     if (batch or count) and size > characters:
                         break
                     count, characters = count + 1, characters - size
                 if not count and pending.remaining:
                     break
-                room -= count
+                free -= count
                 self._queue.popleft()
                 batch.append((pending, count))
         return batch

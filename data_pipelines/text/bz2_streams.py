@@ -12,7 +12,7 @@ from data_pipelines.text.lines import max_expansion
 
 _START = b"1AY&SY"  # of the first block, behind the header of a stream: "BZh" and a digit
 _HEADER_BYTES = 4
-_PIECE_BYTES = 1 << 20
+_PART_BYTES = 1 << 20
 
 
 def read_bz2_streams(path: epath.Path, threads: int) -> Iterator[bytes]:
@@ -23,19 +23,19 @@ def read_bz2_streams(path: epath.Path, threads: int) -> Iterator[bytes]:
     Raises:
       InputError: the file is damaged.
     """
-    last: Any = None  # decompressor of the stream before, which may go on in the next piece
+    last: Any = None  # decompressor of the stream before, which may continue in the next part
     try:
-        for piece, content, decompressor in thread_map(_decompress, _pieces(path), threads):
+        for part, content, decompressor in thread_map(_decompress, _parts(path), threads):
             if last is None or last.eof:
                 if decompressor is None:  # an empty stream, or zeros behind a stream
-                    piece = piece if last is None else piece.lstrip(b"\0")
+                    part = part if last is None else part.lstrip(b"\0")
                     decompressor = bz2.BZ2Decompressor()
-                    content = _expand(decompressor, piece)
-                    if not piece:
+                    content = _expand(decompressor, part)
+                    if not part:
                         continue
                 last = decompressor
             elif decompressor is None:
-                content = _expand(last, piece)
+                content = _expand(last, part)
             else:
                 raise EOFError
             yield content
@@ -50,28 +50,28 @@ def read_bz2_streams(path: epath.Path, threads: int) -> Iterator[bytes]:
         raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
-def _decompress(piece: bytes) -> tuple[bytes, bytes, Any]:
-    """Return a piece, its content, and its decompressor; None if it continues a stream."""
-    if piece[_HEADER_BYTES : _HEADER_BYTES + len(_START)] != _START:
-        return piece, b"", None
+def _decompress(part: bytes) -> tuple[bytes, bytes, Any]:
+    """Return a part, its content, and its decompressor; None if it continues a stream."""
+    if part[_HEADER_BYTES : _HEADER_BYTES + len(_START)] != _START:
+        return part, b"", None
     decompressor = bz2.BZ2Decompressor()
-    return piece, _expand(decompressor, piece), decompressor
+    return part, _expand(decompressor, part), decompressor
 
 
-def _expand(decompressor: bz2.BZ2Decompressor, piece: bytes) -> bytes:
-    """Return the content of a piece; raise ValueError if it is much larger than that of text."""
-    content = decompressor.decompress(piece, max_expansion(len(piece)))
+def _expand(decompressor: bz2.BZ2Decompressor, part: bytes) -> bytes:
+    """Return the content of a part; raise ValueError if it is much larger than that of text."""
+    content = decompressor.decompress(part, max_expansion(len(part)))
     if not decompressor.eof and not decompressor.needs_input:
         raise ValueError("it expands more than text does")
     return content
 
 
-def _pieces(path: epath.Path) -> Iterator[bytes]:
-    """Yield the compressed file, cut at the starts of streams and after `_PIECE_BYTES`."""
+def _parts(path: epath.Path) -> Iterator[bytes]:
+    """Yield the compressed file, cut at the starts of streams and after `_PART_BYTES`."""
     margin = _HEADER_BYTES + len(_START) - 1  # a start may be cut by the end of a block
     buffer = b""
     with path.open("rb") as file:
-        while block := file.read(_PIECE_BYTES):
+        while block := file.read(_PART_BYTES):
             buffer += block
             begin, at = 0, 1 + _HEADER_BYTES
             while (at := buffer.find(_START, at)) >= 0:
@@ -81,7 +81,7 @@ def _pieces(path: epath.Path) -> Iterator[bytes]:
                     begin = start
                 at += 1
             buffer = buffer[begin:]
-            if len(buffer) > _PIECE_BYTES + margin:
+            if len(buffer) > _PART_BYTES + margin:
                 yield buffer[:-margin]
                 buffer = buffer[-margin:]
     yield buffer
