@@ -26,7 +26,7 @@ TOYS |= {"optimizer.warmup": 1}
 CACHE_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # one process at a time
 MAX_KILLS = int(os.environ.get("BERTJAX_KILLS", "6"))  # of a command
 VOLATILE = ("tensorboard", "metrics.jsonl", "params", "training", "files.json")
-VOLATILE += ("_CHECKPOINT_METADATA",)  # times
+VOLATILE += ("_CHECKPOINT_METADATA", "goodput.json")  # times
 
 
 @pytest.fixture(scope="module")
