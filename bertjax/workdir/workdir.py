@@ -74,6 +74,8 @@ def claim_workdir(
     new_records: list[epath.Path] = []
     if distributed.is_process_0():
         new_records = [path for path in records if not path.exists()]
+        for draft in workdir.glob("*.partial"):  # of a process that was killed while it wrote
+            draft.unlink(missing_ok=True)
     if records[0] in new_records:
         workdir.mkdir(parents=True, exist_ok=True)
         write_run_record(workdir, config, task, 0)
