@@ -7,6 +7,8 @@ import pathlib
 
 import pytest
 
+pytest.importorskip("mwparserfromhell", reason="needs pip install 'bertjax[wikipedia]'")
+
 from experiments.bench.text_time import PATTERNS, make_text, seconds, text_functions
 
 SIZE, SECONDS = 10_000, 10.0  # characters; processor time of a function on all patterns: about 1
