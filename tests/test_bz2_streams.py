@@ -23,7 +23,7 @@ def read(path: pathlib.Path, content: bytes) -> bytes:
 @pytest.mark.parametrize("piece_bytes", [16, 1000, 1 << 20])
 @pytest.mark.parametrize("zeros", [0, 9, 5000])
 def test_streams_are_read_in_order(tmp_path, monkeypatch, piece_bytes: int, zeros: int) -> None:
-    monkeypatch.setattr(bz2_streams, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(bz2_streams, "_PART_BYTES", piece_bytes)
     padding = b"\0" * zeros
     assert read(tmp_path / "a.bz2", WHOLE + padding) == b"".join(PARTS)
     empty = bz2.compress(b"")
@@ -44,6 +44,6 @@ def test_streams_are_read_in_order(tmp_path, monkeypatch, piece_bytes: int, zero
     ],
 )
 def test_damaged_files_are_rejected(tmp_path, monkeypatch, piece_bytes, content, problem) -> None:
-    monkeypatch.setattr(bz2_streams, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(bz2_streams, "_PART_BYTES", piece_bytes)
     with pytest.raises(InputError, match=rf"a\.bz2: {problem}\. Download it again"):
         read(tmp_path / "a.bz2", content)
