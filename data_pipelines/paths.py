@@ -133,7 +133,7 @@ def atomic_write_text(path: "epath.PathLike", text: str) -> None:
     atomic_write_bytes(path, text.encode())
 
 
-def atomic_write_bytes(path: "epath.PathLike", content: bytes | memoryview) -> None:
+def atomic_write_bytes(path: "epath.PathLike", content: bytes) -> None:
     """Write a file with `atomic_write`."""
     with atomic_write(path) as partial, partial.open("wb") as file:
         file.write(content)

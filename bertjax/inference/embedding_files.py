@@ -69,7 +69,7 @@ class PartFiles:
             atomic_write_text(self._settings_file, self._settings)
         content = io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
-        atomic_write_bytes(self._path(number), content.getbuffer())
+        atomic_write_bytes(self._path(number), content.getvalue())
 
     def finish(self, count: int) -> None:
         """Join `count` parts into the file."""

@@ -60,7 +60,7 @@ def save_batches(
     arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
     content = io.BytesIO()  # np.savez seeks, which a remote file does not support
     np.savez(content, allow_pickle=False, **arrays)
-    atomic_write_bytes(path, content.getbuffer())
+    atomic_write_bytes(path, content.getvalue())
 
 
 def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:

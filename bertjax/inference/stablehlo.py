@@ -92,7 +92,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
             "[MASK]": tokenizer.mask_id,
         }
     output = epath.Path(output)
-    atomic_write_bytes(output, memoryview(exported.serialize()))
+    atomic_write_bytes(output, bytes(exported.serialize()))
     text = json.dumps(metadata, indent=1, ensure_ascii=False)
     atomic_write_text(f"{output}.json", f"{text}\n")
     return metadata

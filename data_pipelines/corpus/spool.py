@@ -78,7 +78,7 @@ class Spool:
             return
         sums = []
         for kind, buffer in zip(_FILE_KINDS, (self._payload, self._index), strict=True):
-            content = buffer.getbuffer()
+            content = buffer.getvalue()
             atomic_write_bytes(self._path(self._count, kind), content)
             sums.append(_size_and_crc(content))
         end = json.dumps([self._next_position, sums])
@@ -119,5 +119,5 @@ class Spool:
         return self._directory / f"{segment:06d}.{kind}"
 
 
-def _size_and_crc(content: bytes | memoryview) -> list[int]:
+def _size_and_crc(content: bytes) -> list[int]:
     return [len(content), zlib.crc32(content)]
