@@ -9,12 +9,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 
 from bertjax.errors import EXIT_RESTART
 
 CHILD_ENV = "BERTJAX_CHILD"  # set in the child to the id of its parent
+_ENDED = "bertjax/ended"  # with the index of a process: its key in JAX's key-value store
+_EXIT_TIMEOUT_SECONDS = 300.0  # for others to end their work, as in JAX
+_EXIT_SECONDS = 1.0  # for others to end after it
 # Signals after the loss of another process, without free memory, and when the machine goes.
 _EXTERNAL_SIGNALS = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
@@ -60,7 +64,7 @@ def supervise_child(argv: Sequence[str]) -> int:
 
 
 def run_as_child(run: Callable[[], int]) -> int:
-    """Return the exit status of `run` in a child; end the process if `run` failed.
+    """Return the exit status of `run` in a child; end the process if it failed, or joined others.
 
     At exit JAX waits for the other processes, which wait for this one inside a step, until it
     aborts. Only a failure that may be the loss of another process is left to JAX.
@@ -73,11 +77,35 @@ def run_as_child(run: Callable[[], int]) -> int:
             raise
         traceback.print_exc()
         status = 1
-    if status not in (0, EXIT_RESTART):
+    if status not in (0, EXIT_RESTART) or _wait_for_others():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def _wait_for_others() -> bool:
+    """Wait in process 0 until every process has ended its work; return whether there are others.
+
+    JAX's service runs in process 0. A process that outlives it by seconds, such as one on a busy
+    machine, aborts, though its work is done. So process 0 ends last, and none waits at exit.
+    """
+    distributed = sys.modules.get("jax._src.distributed")  # the store has no public name
+    state = getattr(distributed, "global_state", None)
+    if state is None or state.client is None or state.num_processes == 1:
+        return False
+    if state.process_id:
+        state.client.key_value_set(f"{_ENDED}/{state.process_id}", "")
+        return True
+    end = time.monotonic() + _EXIT_TIMEOUT_SECONDS
+    for other in range(1, state.num_processes):
+        milliseconds = int(1000 * max(end - time.monotonic(), 1.0))
+        try:
+            state.client.blocking_key_value_get(f"{_ENDED}/{other}", milliseconds)
+        except Exception:  # its parent reports the loss
+            return True
+    time.sleep(_EXIT_SECONDS)
+    return True
 
 
 def die_with_parent() -> None:
