@@ -47,7 +47,7 @@ RUNNERS = [
 # Paths and sizes of the sandbox: pattern, replacement.
 REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
-    (r"(train|sweep|preflight|inspect) (.*--config [\w.]+):", r"\1 \2:smoke,"),
+    (r"(train|sweep|preflight|inspect|predict) (.*--config [\w.]+):", r"\1 \2:smoke,"),
     (r"(bench\.(?:finetuning_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
     (r"model=(mini|small|base|large)", "model=tiny"),
     (r"--input builtin", "--input 'text/*.txt'"),

@@ -68,7 +68,6 @@ def test_losses_and_gradients_of_equal_models_are_zero(name: str) -> None:
 @pytest.mark.parametrize(("head", "weights"), [
     ("mlm", "masked_lm_weights"),
     ("nsp", "next_sentence_weights"),
-    ("token_classification", "token_labels_weights"),
 ])  # fmt: skip
 def test_losses_of_weighted_slots_ignore_those_of_weight_0(head: str, weights: str) -> None:
     student, teacher = GOLDENS["slots_student"], GOLDENS["slots_teacher"]
@@ -80,3 +79,42 @@ def test_losses_of_weighted_slots_ignore_those_of_weight_0(head: str, weights: s
     )
     assert weight == 3
     np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_loss_of_words_reads_those_without_a_tag() -> None:
+    student, teacher = GOLDENS["slots_student"], GOLDENS["slots_teacher"]
+    batch = {
+        "token_labels": np.array([[2, 0, -1], [0, -1, 0]], np.int32),
+        "token_labels_weights": np.array([[1, 0, 0], [1, 0, 0]], np.float32),
+    }
+    soft_loss = HEADS["token_classification"].soft_loss
+    value, weight = soft_loss(student, teacher, batch, jnp.float32(1))
+    slots = {"masked_lm_weights": np.array([[1, 0, 1], [1, 1, 0]], np.float32)}
+    assert (value, weight) == HEADS["mlm"].soft_loss(student, teacher, slots, jnp.float32(1))
+    assert weight == 4
+
+
+def test_merged_classes_have_the_sum_of_their_probabilities() -> None:
+    logits = np.random.default_rng(0).normal(scale=4, size=(2, 3, 50)).astype(np.float32)
+    ids = np.argsort(-logits, axis=-1)[..., :5]
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=-1, keepdims=True)
+    kept = np.take_along_axis(p, ids, -1)
+    expected = np.concatenate([kept, 1 - kept.sum(-1, keepdims=True)], -1)
+    merged = losses.merge_omitted(logits, jnp.asarray(ids))
+    np.testing.assert_allclose(jax.nn.softmax(merged), expected, rtol=2e-6, atol=5e-7)
+
+
+@pytest.mark.parametrize("scale", [1, 30])  # of 30 the others have less than 1e-6
+def test_loss_of_the_largest_logits_is_zero_for_equal_models(scale: float) -> None:
+    logits = scale * np.random.default_rng(0).normal(size=(2, 3, 50)).astype(np.float32)
+    ids = jnp.asarray(np.argsort(-logits, axis=-1)[..., :5])
+    teacher, weights = losses.merge_omitted(logits, ids), jnp.ones((2, 3))
+
+    def loss(student):
+        merged = losses.merge_omitted(student, ids)
+        return losses.soft_cross_entropy(merged, teacher, weights, jnp.float32(2))[0]
+
+    value, gradient = jax.value_and_grad(loss)(logits)
+    assert value == 0
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Predict with a model of any task, as JSON lines."""
+"""Predict with a model of any task, as JSON lines, or write its logits for distillation."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from bertjax.cli.config_args import add_config, check_config
 from bertjax.cli.files import add_checkpoint, as_json, check_output, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
@@ -43,6 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=TEXT",
         help="one key of an input object; repeat it for other keys",
     )
+    source.add_argument(
+        "--save-logits",
+        metavar="FILE",
+        help="write the logits for the training data of --config, from which --config.distill."
+        "logits=FILE learns; the same command resumes an interrupted one",
+    )
+    add_config(parser, default_text="with --save-logits: that of the checkpoint")
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --save-logits: store the N largest logits of a softmax and the sum of the "
+        "other probabilities; 0 for all (%(default)s)",
+    )
     parser.add_argument(
         "--return-all-scores", action="store_true", help="return the score of every label or choice"
     )
@@ -59,6 +75,15 @@ def check(args: argparse.Namespace) -> None:
     from bertjax.formats.detection import find_format
     from data_pipelines.vocabulary.basic_tokenization import is_blank
 
+    find_format(args.checkpoint)
+    if args.save_logits:
+        if args.top_k < 0:
+            raise InputError(f"--top-k={args.top_k}: negative. Use 0 for all logits.")
+        check_output(args.save_logits)
+        check_config(args)
+        return
+    if args.config or args.overrides or args.top_k:
+        raise InputError("--config, --top-k: for --save-logits alone. Leave them out.")
     if any(map(is_blank, args.text or ())):
         raise InputError("--text: empty. Write a text.")
     if (
@@ -75,7 +100,6 @@ def check(args: argparse.Namespace) -> None:
         check_file(args.input)
     if args.output != "-":
         check_output(args.output)
-    find_format(args.checkpoint)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -84,6 +108,9 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.tasks.pipeline import predict_arguments
 
     enable_compilation_cache()
+    if args.save_logits:
+        _save_logits(args)
+        return
     read_inputs = _input_reader(args)
     batch_size = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE
     if args.input == "-":
@@ -112,6 +139,18 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.output != "-":
         print(f"{args.output}: {count - len(errors):,} predictions.", file=sys.stderr)
+
+
+def _save_logits(args: argparse.Namespace) -> None:
+    from bertjax.inference.logits_saving import save_logits
+    from bertjax.workdir.run_config import make_run_config
+
+    # The teacher makes the section valid that names texts without labels.
+    overrides = args.overrides | {"distill.teacher": repr(args.checkpoint), "distill.logits": "''"}
+    checkpoint = None if args.config else args.checkpoint
+    config = make_run_config(args.config_fields, overrides, checkpoint=checkpoint)
+    count = save_logits(args.checkpoint, config, args.save_logits, args.top_k)
+    print(f"{args.save_logits}: logits of {count:,} examples.", file=sys.stderr)
 
 
 def _resolve_path(path: str) -> str:

@@ -20,7 +20,7 @@ class DistillConfig:
     changes linearly over the run.
 
     Raises:
-      InputError: a value is out of its range, or is set without a teacher.
+      InputError: a value is out of its range, or is set without a teacher and its logits.
     """
 
     teacher: str = field(
@@ -28,10 +28,15 @@ class DistillConfig:
         "a run, a checkpoint, or a directory of Hugging Face or TF1, whose outputs the model "
         'learns; "" for none',
     )
+    logits: str = field(
+        "",
+        "file of `bertjax predict --save-logits`, whose logits are learned instead of a teacher's "
+        "in the train step",
+    )
     unlabeled: str = field(
         "",
-        "file of texts without labels that are trained on beside the labeled ones, in their "
-        "columns; classification and regression",
+        "file of examples without labels, which are trained on beside the labeled ones and have "
+        "their columns; fine-tuning",
     )
     teacher_dtype: str = field("float32", "dtype of the teacher: float32 or bfloat16")
     temperature: float | str = field(
@@ -82,18 +87,25 @@ class DistillConfig:
         for name in ("relation_heads", "relation_layer"):
             if getattr(self, name) < 0:
                 raise InputError(f"distill.{name}={getattr(self, name)}: negative. Use 0 or more.")
-        if not self.teacher:
+        if not (self.teacher or self.logits):
             for item in dataclasses.fields(self):
                 if (value := getattr(self, item.name)) != item.default:
                     raise InputError(
-                        f"distill.{item.name}={value!r}: needs a teacher. Set distill.teacher, or "
-                        "remove it."
+                        f"distill.{item.name}={value!r}: needs a teacher. Set distill.teacher or "
+                        "distill.logits, or remove it."
                     )
         elif not any(max(self.schedule(name)) for name in _SCHEDULED[2:]):
             raise InputError(
                 "distill.logits_weight=0: no loss reads the teacher. Give a weight to logits, "
                 "hidden states or relations."
             )
+        elif self.logits:
+            for name in ("hidden_weight", "relations_weight", "teacher_dtype"):
+                if (value := getattr(self, name)) != getattr(DistillConfig, name):
+                    raise InputError(
+                        f"distill.{name}={value!r}: needs the teacher in the train step, and "
+                        "distill.logits has its logits alone. Remove one of the two."
+                    )
 
     @property
     def reads_logits(self) -> bool:

@@ -36,6 +36,7 @@ MODEL_FIELDS = (
 _SCHEMA = {"task?": str, "model?": {str: object}, "data?": {str: object}, "mesh?": {str: object}}
 _SCHEMA |= {"optimizer?": {str: object}, "best_metric?": str}
 _RUN_SCHEMA = {"step": int, "data_fingerprint": str, "corpus_descriptions?": {str: str}}
+_RUN_SCHEMA |= {"logits_digest?": str}
 _FIX = "Use a file that a run wrote."
 
 

@@ -1,4 +1,4 @@
-"""Files of embeddings, written in parts so that an interrupted command resumes.
+"""Files of embeddings or logits, written in parts so that an interrupted command resumes.
 
 Parts lie in OUTPUT.partial, each complete or absent. Once all are there they are joined into the
 file one by one, so that memory does not grow with it.
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,13 +20,15 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write, atomic_write_bytes, atomic_write_text, is_remote
 
 TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
+PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
+T = TypeVar("T")
 
 
 class PartFiles:
-    """Parts of a file of embeddings.
+    """Parts of a file of embeddings or logits.
 
     Args:
-      output: the file; its suffix gives the format.
+      output: the file.
       settings: everything but the input that determines its content.
       folder: directory of the parts, which no other process uses.
 
@@ -71,8 +73,8 @@ class PartFiles:
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
         atomic_write_bytes(self._path(number), content.getvalue())
 
-    def finish(self, count: int) -> None:
-        """Join `count` parts into the file."""
+    def finish(self, count: int, write: Callable[[IO[bytes], PartReader], T]) -> T:
+        """Join `count` parts into the file; return what `write`, a format's writer, returns."""
 
         def read() -> Iterator[dict[str, np.ndarray]]:
             for number in range(count):
@@ -80,7 +82,7 @@ class PartFiles:
                 yield {name: arrays[name] for name in arrays.files if name != "digest"}
 
         with atomic_write(self._output, self._folder) as draft, _open_seekable(draft) as file:
-            WRITERS[self._output.suffix](file, read)
+            return write(file, read)
 
     def _read(self, number: int) -> Any:
         return np.load(io.BytesIO(self._path(number).read_bytes()))
@@ -125,9 +127,6 @@ def iter_rows(part: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     for text, first, end in zip(texts, ends - part["counts"], ends, strict=True):
         tokens = part["tokens"][first:end].tolist()
         yield {"text": text, "tokens": tokens, "embeddings": part["embeddings"][first:end]}
-
-
-PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
 
 
 def _write_lines(file: IO[bytes], read: PartReader) -> None:

@@ -13,7 +13,13 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats.loading import find_tokenizer
 from bertjax.formats.sentence_transformers import find_pooling_config
-from bertjax.inference.embedding_files import TEXTS_KEY, PartFiles, check_suffix, texts_to_bytes
+from bertjax.inference.embedding_files import (
+    TEXTS_KEY,
+    WRITERS,
+    PartFiles,
+    check_suffix,
+    texts_to_bytes,
+)
 from bertjax.inference.predictor import Runner, open_model
 from bertjax.mesh.finite import check_finite
 from bertjax.tasks.embeddings import (
@@ -141,7 +147,7 @@ class Embedder:
             if not count:
                 raise InputError("the input has no lines. Give some text.")
             self.warn_truncated(num_truncated, count)
-            parts.finish(number)
+            parts.finish(number, WRITERS[output.suffix])
         return count
 
 

@@ -5,6 +5,7 @@ and are 0 if both models compute the same.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from bertjax.model.losses import Sum
 # (logits of student, logits of teacher, batch, temperature) -> (sum, weight).
 SoftLoss = Callable[[Array, Array, Mapping[str, Array], Array], Sum]
 _MASKED = jnp.finfo(jnp.float32).min
+_MIN_OMITTED_MASS = 1e-6  # less is noise of the difference of two sums in float32
 
 
 def soft_cross_entropy(student: Array, teacher: Array, weights: Array, temperature: Array) -> Sum:
@@ -99,6 +101,35 @@ def multiple_choice_soft_loss(
     # Each of n choices has the distribution of its question.
     weights = is_choice / jnp.maximum(jnp.sum(same_group, axis=-1), 1)
     return soft_cross_entropy(own_student, own_teacher, weights, temperature)
+
+
+def token_classification_soft_loss(
+    student: Array, teacher: Array, batch: Mapping[str, Array], temperature: Array
+) -> Sum:
+    """Return the loss of logits [B, T, C] at the first token of each word, tagged or not."""
+    is_word = (batch["token_labels_weights"] > 0) | (batch["token_labels"] < 0)
+    return soft_cross_entropy(student, teacher, is_word.astype(jnp.float32), temperature)
+
+
+def is_single_label(batch: Mapping[str, Any]) -> bool:
+    """Return whether `classification_soft_loss` of a batch, or of its shapes, has a softmax."""
+    return jnp.issubdtype(batch["labels"].dtype, jnp.integer)
+
+
+def merge_omitted(logits: Array, class_ids: Array) -> Array:
+    """Return the logits of K classes, and one of all other classes together, [..., K + 1].
+
+    The softmax of the result has the probabilities of the K classes and the sum of the others.
+
+    Args:
+      logits: [..., C], converted to float32.
+      class_ids: int32 [..., K], K < C.
+    """
+    logits = logits.astype(jnp.float32)
+    kept = jnp.take_along_axis(logits, class_ids, axis=-1)
+    total, part = (jax.nn.logsumexp(x, axis=-1, keepdims=True) for x in (logits, kept))
+    omitted = total + jnp.log(-jnp.expm1(jnp.minimum(part - total, -_MIN_OMITTED_MASS)))
+    return jnp.concatenate([kept, omitted], axis=-1)
 
 
 def hidden_state_loss(student: Array, teacher: Array, example_ids: Array, kind: str) -> Sum:

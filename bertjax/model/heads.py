@@ -119,7 +119,10 @@ class Head:
       display_name: name in the cost table and in messages.
       metric_titles: metric -> its title and the floor of its axis; see `bertjax.html.axes`.
       soft_loss: loss of a student's logits against a teacher's; None if it cannot be distilled.
-      positions_key: batch array of the positions [B, N] that it reads; "" for all, or if `pooled`.
+      has_softmax: function of a batch, or of its shapes, to whether `soft_loss` compares a softmax
+        over the last axis, of which the largest classes may be stored alone.
+      positions_key: batch array of the positions [B, N] that it reads, such as X_positions, whose
+        weights are X_weights; "" for all, or if `pooled`.
       input_dropout: True if dropout precedes it, as in fine-tuning.
       has_label_names: True if its outputs are `num_labels` named labels.
     """
@@ -135,6 +138,7 @@ class Head:
     display_name: str
     metric_titles: Mapping[str, tuple[str, float | None]]
     soft_loss: SoftLoss | None = None
+    has_softmax: Callable[[Mapping[str, Any]], bool] = lambda batch: False
     positions_key: str = ""
     input_dropout: bool = False
     has_label_names: bool = False
@@ -200,6 +204,7 @@ for _head in (
             "mlm_perplexity": ("MLM perplexity", None),
         },
         soft_loss=slot_soft_loss("masked_lm_weights"),
+        has_softmax=lambda batch: True,
         positions_key="masked_lm_positions",
     ),
     Head(
@@ -232,6 +237,7 @@ for _head in (
         losses.sequence_classification_sums,
         pooled=True,
         soft_loss=distillation_losses.classification_soft_loss,
+        has_softmax=distillation_losses.is_single_label,
         pipeline_tag="text-classification",
         input_dropout=True,
         has_label_names=True,
@@ -249,7 +255,8 @@ for _head in (
         classification_head,
         losses.token_classification_sums,
         pooled=False,
-        soft_loss=slot_soft_loss("token_labels_weights"),
+        soft_loss=distillation_losses.token_classification_soft_loss,
+        has_softmax=lambda batch: True,
         accuracy_title="Accuracy of words",
         input_dropout=True,
         has_label_names=True,

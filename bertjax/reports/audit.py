@@ -29,7 +29,7 @@ from bertjax.steps.train_step import TrainState
 from bertjax.tasks import registry
 from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.time_budget import TimeBudget
-from bertjax.workdir.workdir import describe_devices
+from bertjax.workdir.workdir import describe_devices, logits_digest
 from data_pipelines.errors import InputError
 
 # Of the length of a segment's update, on other devices. Sums in another order differ in the last
@@ -96,6 +96,8 @@ class Audit:
         if self._record(steps[-1])["data_fingerprint"] != self._task.data_fingerprint:
             raise AuditError(f"data.dir={config.data['dir']}: not the data of this run.")
         self._task.prepare(self._config.total_steps)
+        if self._record(steps[-1]).get("logits_digest") != logits_digest(self._task):
+            raise AuditError(f"distill.logits={config.distill.logits}: not the file of this run.")
         teacher = open_teacher(self._config, self._task, self._workdir)
         objective = add_teacher(self._config, self._task.objective, teacher)
         self._step_functions = StepFunctions(self._config, objective)

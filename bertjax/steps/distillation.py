@@ -4,7 +4,9 @@ The teacher is a constant of the train step. Hidden states of both models, and t
 their projections compute from them, are compared beside the logits of the heads.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,6 +15,7 @@ from jax import Array
 
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
+from bertjax.model import flops
 from bertjax.model.bert import BertWithHeads, init_params
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.distillation_losses import hidden_state_loss, relation_loss
@@ -25,13 +28,125 @@ from data_pipelines.errors import InputError
 _PROJECTION_SEED = 0x5EED  # folded into the key of the student's parameters
 
 
-class DistillationObjective(Objective):
-    """The objective of a task, with a teacher in its train step.
+class StudentObjective(Objective):
+    """The objective of a task whose model also learns logits of a teacher.
 
     Evaluation and prediction are those of the task: they do not read the teacher.
 
     Args:
       objective: the objective of the task; data may set its batch size.
+      config: the configuration, with section `distill`.
+      logits_heads: heads whose logits the student learns.
+
+    Raises:
+      InputError: a head has no loss against a teacher.
+    """
+
+    def __init__(self, objective: Objective, config: Config, logits_heads: Iterable[str]) -> None:
+        self.objective, self.config = objective, config
+        self.heads, self.batch_size_multiple = objective.heads, objective.batch_size_multiple
+        for head in logits_heads:
+            if HEADS[head].soft_loss is None:
+                raise InputError(
+                    f"distill.logits_weight={config.distill.logits_weight!r}: the {head} head has "
+                    "no loss against a teacher. Set 0, or give it a soft_loss."
+                )
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Sequences of a global training batch."""
+        return self.objective.batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Sequences of a global eval batch."""
+        return self.objective.eval_batch_size
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape of each array of a global batch, by its name."""
+        return self.objective.batch_shapes(batch_size)
+
+    def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape of each array of a global eval batch, by its name."""
+        return self.objective.eval_shapes()
+
+    def forward_flops(self, batch_size: int) -> float:
+        """Return the model FLOPs of the student's forward pass over a batch."""
+        return self.objective.forward_flops(batch_size)
+
+    def trainable(self, name: str) -> bool:
+        """Return whether the parameter of this name is trained."""
+        return self.objective.trainable(name)
+
+    def init_params(self, key: Array) -> Any:
+        """Return random parameters of the student."""
+        return self.objective.init_params(key)
+
+    def constants(self) -> Any:
+        """Return the constants of the task's objective."""
+        return self.objective.constants()
+
+    def apply(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any
+    ) -> dict[str, Array]:
+        """Return the outputs of the student; see `Objective.apply`."""
+        return self.objective.apply(params, batch, key, constants)
+
+    def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
+        """Return the sums of the task."""
+        return self.objective.sums(outputs, batch)
+
+    def eval_results(
+        self, outputs: dict[str, Array], batch: Batch
+    ) -> tuple[Sums, dict[str, Array]]:
+        """Return the results of the task's eval step."""
+        return self.objective.eval_results(outputs, batch)
+
+    def weighted_sums(
+        self,
+        outputs: dict[str, Array],
+        batch: Batch,
+        logits: Mapping[str, tuple[Array, Array]],
+        progress: Array,
+    ) -> Sums:
+        """Return the sums of the task with weighted losses, and those of the heads' logits.
+
+        Args:
+          outputs: outputs of the student.
+          batch: arrays of the batch.
+          logits: logits of student and teacher by head.
+          progress: float32 [], part of the run that is over.
+        """
+        sums = self.objective.sums(outputs, batch)
+        for name, (value, weight) in loss_terms(sums).items():
+            # Not a product with 0, which would be NaN for an infinite loss.
+            zero = (jnp.zeros_like(value), weight)
+            is_on = max(self.config.distill.schedule("labels_weight")) > 0
+            sums[name] = (
+                self._weighted("labels_weight", (value, weight), progress) if is_on else zero
+            )
+        for head, (student, teacher) in logits.items():
+            soft_loss = HEADS[head].soft_loss
+            assert soft_loss is not None
+            pair = soft_loss(student, teacher, batch, self._value("temperature", progress))
+            sums[f"{head}_logits_loss"] = self._weighted("logits_weight", pair, progress)
+        return sums
+
+    def _value(self, name: str, progress: Array) -> Array:
+        """Return a weight or the temperature at this progress, float32 []."""
+        first, last = self.config.distill.schedule(name)
+        return jnp.float32(first) + jnp.float32(last - first) * progress
+
+    def _weighted(self, name: str, pair: tuple[Array, Array], progress: Array) -> Any:
+        value, weight = pair
+        return value * self._value(name, progress), weight
+
+
+class DistillationObjective(StudentObjective):
+    """The objective of a task, with a teacher in its train step.
+
+    Args:
+      objective: the objective of the task.
       config: the configuration, with `distill.teacher`.
       teacher: configuration of the teacher.
       teacher_heads: heads whose logits the student learns.
@@ -49,12 +164,9 @@ class DistillationObjective(Objective):
         teacher_heads: tuple[str, ...],
         load_teacher: Callable[[], Any],
     ) -> None:
-        self.objective, self.config, self.teacher = objective, config, teacher
-        self.heads, self.batch_size_multiple = objective.heads, objective.batch_size_multiple
-        self._teacher_model, self._load_teacher = (
-            BertWithHeads(teacher, teacher_heads),
-            load_teacher,
-        )
+        super().__init__(objective, config, teacher_heads)
+        self.teacher, self._load_teacher = teacher, load_teacher
+        self._teacher_model = BertWithHeads(teacher, teacher_heads)
         distill, student = config.distill, config.model
         self._is_on = {
             name: max(distill.schedule(f"{name}_weight")) > 0 for name in ("hidden", "relations")
@@ -74,12 +186,6 @@ class DistillationObjective(Objective):
                 raise InputError(
                     f"distill.hidden_weight={distill.hidden_weight!r}: {name} has a layer mix or a "
                     "BiLSTM. Distill its logits alone."
-                )
-        for head in teacher_heads:
-            if HEADS[head].soft_loss is None:
-                raise InputError(
-                    f"distill.logits_weight={distill.logits_weight!r}: the {head} head has no loss "
-                    "against a teacher. Set 0, or give it a soft_loss."
                 )
         self._pairs: Sequence[tuple[int, int]] = ()
         if self._is_on["hidden"]:
@@ -114,31 +220,16 @@ class DistillationObjective(Objective):
     def _reads_hidden_states(self) -> bool:
         return self._is_on["hidden"] or self._is_on["relations"]
 
-    @property
-    def batch_size(self) -> int:  # type: ignore[override]
-        """Sequences of a global training batch."""
-        return self.objective.batch_size
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Sequences of a global eval batch."""
-        return self.objective.eval_batch_size
-
-    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape of each array of a global batch, by its name."""
-        return self.objective.batch_shapes(batch_size)
-
-    def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape of each array of a global eval batch, by its name."""
-        return self.objective.eval_shapes()
-
-    def forward_flops(self, batch_size: int) -> float:
-        """Return the model FLOPs of the student's forward pass over a batch."""
-        return self.objective.forward_flops(batch_size)
-
-    def trainable(self, name: str) -> bool:
-        """Return whether the parameter of this name is trained."""
-        return self.objective.trainable(name)
+    def step_flops(self) -> float:
+        """Return the model FLOPs of a train step, with the teacher's forward pass."""
+        if self._teacher_model.heads:
+            task = copy.copy(self.objective)
+            task.config = dataclasses.replace(task.config, model=self.teacher)
+            teacher_flops = task.forward_flops(self.batch_size)
+        else:
+            length = self.config.max_seq_length
+            teacher_flops = flops.forward_flops(self.teacher, self.batch_size, length)
+        return super().step_flops() + teacher_flops
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters of the student, and of the projection of its hidden states."""
@@ -150,31 +241,11 @@ class DistillationObjective(Objective):
             params["distill"] = {"projection": init(key, (len(self._pairs), *sizes))}
         return params
 
-    def constants(self) -> Any:
-        """Return the constants of the task's objective."""
-        return self.objective.constants()
-
     def train_constants(self) -> Any:
         """Return the parameters of the teacher in its dtype, and the task's constants."""
         dtype = jnp.dtype(self.config.distill.teacher_dtype)
         teacher = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self._load_teacher())
         return {"teacher": teacher, "task": self.objective.constants()}
-
-    def apply(
-        self, params: Any, batch: Batch, key: Array | None, constants: Any
-    ) -> dict[str, Array]:
-        """Return the outputs of the student; see `Objective.apply`."""
-        return self.objective.apply(params, batch, key, constants)
-
-    def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
-        """Return the sums of the task."""
-        return self.objective.sums(outputs, batch)
-
-    def eval_results(
-        self, outputs: dict[str, Array], batch: Batch
-    ) -> tuple[Sums, dict[str, Array]]:
-        """Return the results of the task's eval step."""
-        return self.objective.eval_results(outputs, batch)
 
     def train_sums(
         self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
@@ -185,20 +256,9 @@ class DistillationObjective(Objective):
         teacher_outputs = jax.lax.stop_gradient(
             _apply(self._teacher_model, constants["teacher"], batch, None, teacher_layers)
         )
-        sums = self.objective.sums(outputs, batch)
-        for name, (value, weight) in loss_terms(sums).items():
-            # Not a product with 0, which would be NaN for an infinite loss.
-            zero = (jnp.zeros_like(value), weight)
-            is_on = max(self.config.distill.schedule("labels_weight")) > 0
-            sums[name] = (
-                self._weighted("labels_weight", (value, weight), progress) if is_on else zero
-            )
-        for head in self._teacher_model.heads:
-            soft_loss, logits = HEADS[head].soft_loss, f"{head}_logits"
-            assert soft_loss is not None
-            temperature = self._value("temperature", progress)
-            pair = soft_loss(outputs[logits], teacher_outputs[logits], batch, temperature)
-            sums[f"{head}_logits_loss"] = self._weighted("logits_weight", pair, progress)
+        names = {head: f"{head}_logits" for head in self._teacher_model.heads}
+        logits = {head: (outputs[name], teacher_outputs[name]) for head, name in names.items()}
+        sums = self.weighted_sums(outputs, batch, logits, progress)
         if self._pairs:
             count = len(self._pairs)
             states = outputs["hidden_states"][:count]
@@ -247,15 +307,6 @@ class DistillationObjective(Objective):
         if not layers:
             return self.objective.apply(params, batch, key, constants)
         return _apply(self.objective.model, params, batch, key, layers)
-
-    def _value(self, name: str, progress: Array) -> Array:
-        """Return a weight or the temperature at this progress, float32 []."""
-        first, last = self.config.distill.schedule(name)
-        return jnp.float32(first) + jnp.float32(last - first) * progress
-
-    def _weighted(self, name: str, pair: tuple[Array, Array], progress: Array) -> Any:
-        value, weight = pair
-        return value * self._value(name, progress), weight
 
 
 def _apply(

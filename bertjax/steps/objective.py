@@ -77,6 +77,9 @@ class Objective(abc.ABC):
         multiple = self.batch_size_multiple * parts
         return -(-batch_size // multiple) * multiple
 
+    def check_inputs_repeat(self) -> None:  # noqa: B027 (those of most tasks do)
+        """Raise InputError if the inputs of training are drawn anew in every epoch."""
+
     @abc.abstractmethod
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape of each array of a global batch, by its name."""

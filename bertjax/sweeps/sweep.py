@@ -74,6 +74,7 @@ def sweep(
         state, primary_metric = SweepState(workdir, trials), ""
         for group in group_by_shape(trials):
             task = _load_task(group[0].config)
+            task.open_logits()
             state.check_data(group, task)
             primary_metric = primary_metric or _choose_primary_metric(task, group[0].config)
             remaining = [trial for trial in group if trial.name not in state.results]

@@ -14,7 +14,12 @@ from etils import epath
 from bertjax.mesh import distributed
 from bertjax.sweeps.grid import Trial
 from bertjax.tasks.task import Task
-from bertjax.workdir.workdir import PARALLEL_RUNS_DIR, RESUMABLE_FIELDS, config_difference
+from bertjax.workdir.workdir import (
+    PARALLEL_RUNS_DIR,
+    RESUMABLE_FIELDS,
+    config_difference,
+    logits_digest,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
@@ -23,7 +28,11 @@ DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
 # Fields that may change when a sweep is resumed. These two decide the scores and the best run.
 _RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric"}
-_RUN_KEYS = ("config", "data_fingerprint")  # of an entry; its other keys are the outcome
+_RUN_KEYS = (
+    "config",
+    "data_fingerprint",
+    "logits_digest",
+)  # of an entry; its other keys are the outcome
 
 
 class SweepState:
@@ -72,6 +81,11 @@ class SweepState:
                     f"data.dir={trial.config.data['dir']}: {self.workdir} holds a sweep on other "
                     "data. Use another --workdir, or the data of that sweep."
                 )
+            if entry and entry.get("logits_digest") != logits_digest(task):
+                raise InputError(
+                    f"distill.logits={trial.config.distill.logits}: {self.workdir} holds a sweep "
+                    "with other logits. Use another --workdir, or the file of that sweep."
+                )
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
@@ -114,6 +128,7 @@ class SweepState:
                 **outcomes[trial.name],
                 "config": trial.config.to_dict(),
                 "data_fingerprint": task.data_fingerprint,
+                "logits_digest": logits_digest(task),
             }
             for trial in trials
         }
@@ -135,7 +150,8 @@ class SweepState:
 
 
 def _read_entries(path: epath.Path) -> dict[str, dict[str, Any]]:
-    entry = {"config": {str: object}, "data_fingerprint": str, "failed": bool}
+    entry = {"config": {str: object}, "data_fingerprint": str, "logits_digest?": str}
+    entry |= {"failed": bool}
     return read_json_object(
         path, {str: entry | {"scores": {str: (float, None)}}}, "Use another --workdir."
     )

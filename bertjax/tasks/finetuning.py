@@ -182,8 +182,8 @@ class FinetuningTask(Task):
         warn_of_coverage_loss(self.tokenizer, {"train": self.texts_of(self.train_data)})
         examples = self.encode("train", self.train_data)
         if path := self.config.distill.unlabeled:
-            unlabeled = self.encode(path, self.read_unlabeled(self.config))
-            _log.info("%s: %s texts without labels.", path, f"{len(unlabeled):,}")
+            unlabeled = self.encode(path, self.read_unlabeled(self.config)).without_labels()
+            _log.info("%s: %s examples without labels.", path, f"{len(unlabeled):,}")
             examples = examples.concatenate(unlabeled)
         del self.train_data
         return examples
@@ -202,6 +202,7 @@ class FinetuningTask(Task):
     def with_config(self, config: Config) -> "FinetuningTask":
         """Return a copy that shares the encoded examples."""
         self.examples  # noqa: B018 (encodes the data once for all copies)
+        self.open_logits()
         other = copy.copy(self)
         other.config, other.objective = config, copy.copy(self.objective)
         return other
@@ -224,6 +225,9 @@ class FinetuningTask(Task):
             * config.gradient_accumulation_steps,
         )
         self.objective.batch_size = self._batches.num_sequences
+        super().prepare(steps)
+        if self.stored_logits:
+            self.stored_logits.check_examples(self.examples, self.tokenizer)
 
     @property
     def examples_per_epoch(self) -> int:
@@ -243,9 +247,13 @@ class FinetuningTask(Task):
         return self.examples.digest()
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
-        """Yield packed batches in the order of the seed."""
-        for step in itertools.count(start) if stop is None else range(start, stop):
-            yield process_batch(self._batches.batch(step), self.num_processes, self.process_id)
+        """Return packed batches in the order of the seed."""
+        steps = itertools.count(start) if stop is None else range(start, stop)
+        batches = (
+            process_batch(self._batches.batch(step), self.num_processes, self.process_id)
+            for step in steps
+        )
+        return self.with_logits(batches)
 
 
 class PackedEvalSet:

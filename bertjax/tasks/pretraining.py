@@ -62,8 +62,21 @@ class PretrainingObjective(Objective):
                 f"data.objective={self.options.objective}: model.causal={config.model.causal} does "
                 "not fit it. Set model.causal=True with data.objective=clm alone."
             )
+        if config.distill.unlabeled:
+            raise InputError(
+                f"distill.unlabeled={config.distill.unlabeled!r}: all text of task=pretraining is "
+                "without labels. Add it to the corpus of data.dir."
+            )
         if "examples" in config.tensorboard_summaries:
             self.eval_outputs = ("masked_lm_predictions",)
+
+    def check_inputs_repeat(self) -> None:
+        """Raise InputError if masking is dynamic."""
+        if not self.options.dupe_factor:
+            raise InputError(
+                "data.dupe_factor=0: masking is dynamic, so that no two epochs have the same "
+                "inputs, which stored logits belong to. Set it to a number of epochs."
+            )
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return name -> shape of the arrays of a packed batch."""
@@ -188,10 +201,14 @@ class PretrainingTask(Task):
         return self.data.sequences_per_epoch
 
     def prepare(self, steps: int | None) -> None:
-        """Set the steps of the batch size ramp-up."""
+        """Set the steps of the batch size ramp-up; check the logits of the first and last step."""
         self.data.rampup = BatchSizeRampup(
             self.config.batch_size, self.config.batch_size_rampup, steps or 1
         )
+        super().prepare(steps)
+        for step in {0, (steps or 1) - 1} if self.stored_logits else ():
+            for _ in self.train_batches(step, step + 1):
+                pass
 
     @property
     def data_fingerprint(self) -> str:
@@ -224,7 +241,7 @@ class PretrainingTask(Task):
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         """Return the masked batches of the corpora."""
-        return self.data.batches(start, stop)
+        return self.with_logits(self.data.batches(start, stop))
 
     def eval_sets(self) -> Sequence[EvalSet]:
         """Return one eval set for each corpus with an eval split."""

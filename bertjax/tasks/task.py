@@ -13,9 +13,11 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.formats.stored_logits import StoredLogits
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.objective import Objective
+from bertjax.tasks.distillation import open_logits
 from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
@@ -77,6 +79,7 @@ class Task(abc.ABC):
       objective: loss and shapes.
       tokenizer: tokenizer of the data.
       labels: names of the classes in the order of their ids; empty if the task has none.
+      stored_logits: logits of a teacher, once `open_logits` has opened them; or None.
       config: configuration, completed by what only the data determine.
 
     Args:
@@ -95,6 +98,7 @@ class Task(abc.ABC):
     objective: Objective
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()
+    stored_logits: StoredLogits | None = None
     config: Config
 
     @abc.abstractmethod
@@ -134,14 +138,35 @@ class Task(abc.ABC):
 
     def with_config(self, config: Config) -> "Task":
         """Return a task with the same data for a configuration that differs in its seeds."""
-        return type(self)(config)
+        self.open_logits()
+        other = type(self)(config)
+        other.stored_logits = self.stored_logits
+        return other
 
-    def prepare(self, steps: int | None) -> None:  # noqa: B027 (not every task packs its data)
+    def prepare(self, steps: int | None) -> None:
         """Prepare training; packing sets the objective's batch size here.
 
         Args:
           steps: steps of the run; None if a time budget ends it.
+
+        Raises:
+          InputError: `distill.logits` does not fit the data.
         """
+        self.open_logits()
+
+    def open_logits(self) -> None:
+        """Open the logits of `distill.logits`, if there are any and they are not open yet."""
+        if self.config.distill.logits and self.stored_logits is None:
+            self.stored_logits = open_logits(
+                self.config, self.objective, self.tokenizer, self.labels
+            )
+
+    def with_logits(self, batches: Iterable[HostBatch]) -> Iterable[HostBatch]:
+        """Return training batches with the stored logits of their examples, if there are any."""
+        stored, tokenizer = self.stored_logits, self.tokenizer
+        if stored is None:
+            return batches
+        return (stored.add_to(batch, tokenizer) for batch in batches)
 
     @abc.abstractmethod
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:

@@ -10,6 +10,7 @@ from etils import epath
 
 from bertjax.checkpointing.lookup import has_checkpoint
 from bertjax.config.config import Config
+from bertjax.formats.stored_logits import StoredLogits
 from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.distillation import DistillationObjective
 from bertjax.steps.objective import Objective
@@ -70,7 +71,7 @@ def make_trainer(
 
 
 def open_teacher(config: Config, task: Task, directory: epath.Path) -> PretrainedModel | None:
-    """Return the teacher of a run; None without one.
+    """Return the teacher in the train step of a run; None without one.
 
     Args:
       config: the configuration.
@@ -78,11 +79,19 @@ def open_teacher(config: Config, task: Task, directory: epath.Path) -> Pretraine
       directory: the workdir, or the directory of a sweep, which may record the teacher.
 
     Raises:
-      InputError: the teacher has another vocabulary or other labels, or has changed since the run
-        began.
+      InputError: the teacher has another vocabulary or other labels, has changed since the run
+        began, or is not that of the stored logits.
     """
     distill = config.distill
     if not distill.teacher:
+        return None
+    if distill.logits:
+        stored = StoredLogits(distill.logits)
+        if PretrainedModel(distill.teacher).digest != stored.teacher_digest:
+            raise InputError(
+                f"distill.teacher={distill.teacher}: the logits in {stored.path} are of another "
+                f"teacher, {stored.teacher}. Remove it, or write its logits."
+            )
         return None
     teacher = open_recorded("distill.teacher", distill.teacher, directory)
     check_tokenizer(task, teacher.tokenizer, teacher.path)
@@ -96,13 +105,13 @@ def open_teacher(config: Config, task: Task, directory: epath.Path) -> Pretraine
 
 
 def add_teacher(config: Config, objective: Objective, teacher: PretrainedModel | None) -> Objective:
-    """Return the objective of the train step, with an opened teacher if there is one.
+    """Return the objective of the train step, with an opened teacher or stored logits if any.
 
     Raises:
       InputError: the teacher lacks parameters, or the losses do not fit it.
     """
     if teacher is None:
-        return objective
+        return make_train_objective(config, objective)
     combined = make_train_objective(config, objective, teacher.parts, teacher.host_params)
     assert isinstance(combined, DistillationObjective)
     teacher.check_complete(combined.teacher, combined.teacher_shapes)

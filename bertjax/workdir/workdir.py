@@ -114,6 +114,16 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
             f"data.dir={config.data['dir']}: {workdir} holds a run on other data. Use another "
             "--workdir, or the data of that run."
         )
+    if run.get("logits_digest") != logits_digest(task):
+        raise InputError(
+            f"distill.logits={config.distill.logits}: {workdir} holds a run with other logits. Use "
+            "another --workdir, or the file of that run."
+        )
+
+
+def logits_digest(task: Task) -> str | None:
+    """Return the digest of the stored logits that a task learns; None without."""
+    return task.stored_logits.digest if task.stored_logits else None
 
 
 def config_difference(
@@ -141,6 +151,7 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
         "step": step,
         "sequences": config.rampup.sequences_before(step),  # data position: read since step 0
         "data_fingerprint": task.data_fingerprint,
+        "logits_digest": logits_digest(task),
         "corpus_descriptions": dict(task.corpus_descriptions),
         "bertjax": __version__,
         "jax": jax.__version__,
@@ -164,7 +175,7 @@ def check_processes(config: Config, task: Task) -> None:
     if jax.process_count() == 1:  # a digest may read all data
         return
     facts: dict[str, Any] = {"digest of the data": task.data_fingerprint}
-    facts |= {"labels": list(task.labels)}
+    facts |= {"labels": list(task.labels), "digest of the logits": logits_digest(task)}
     facts |= {"digest of the tokenizer": task.tokenizer.fingerprint()}
     facts |= {"devices of a process": jax.local_device_count()}
     facts |= {"kind of the devices": jax.local_devices()[0].device_kind}

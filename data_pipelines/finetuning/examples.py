@@ -84,10 +84,19 @@ class Examples:
             return self.lengths
         return np.add.reduceat(self.lengths, self.group_starts)
 
+    def without_labels(self) -> "Examples":
+        """Return the examples with weight 0 for every target."""
+        targets = {
+            name: dataclasses.replace(target, weights=np.zeros(len(target.values), np.float32))
+            for name, target in self.targets.items()
+        }
+        return dataclasses.replace(self, targets=targets)
+
     def concatenate(self, other: "Examples") -> "Examples":
-        """Return these examples and then others with the same targets; neither has groups."""
-        assert self.group_sizes is None and other.group_sizes is None
-        targets = {}
+        """Return these examples and then others with the same targets; both or none have groups."""
+        targets, group_sizes = {}, None
+        if self.group_sizes is not None and other.group_sizes is not None:
+            group_sizes = np.concatenate([self.group_sizes, other.group_sizes])
         for name, target in self.targets.items():
             pair = target, other.targets[name]
             weights = [
@@ -100,7 +109,7 @@ class Examples:
             np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("ids", "lengths", "prefix_lengths")
         )
-        return Examples(ids, lengths, prefix_lengths, targets)
+        return Examples(ids, lengths, prefix_lengths, targets, group_sizes=group_sizes)
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of all arrays that training reads."""
