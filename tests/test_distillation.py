@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_squad
 import toy_tasks
 from model_files import write_hf
 from random_models import assert_same_params, draw_model
@@ -293,7 +294,68 @@ def test_unlabeled_texts_teach_without_labels(folder, teacher, tmp_path) -> None
     bad = dataclasses.replace(config.distill, unlabeled=str(tmp_path / "other.csv"))
     with pytest.raises(InputError, match="no column 'text'"):
         registry.find_task(config.task)(dataclasses.replace(config, distill=bad)).examples  # noqa: B018
-    words = toy_tasks.configuration("token_classification", folder, distill__teacher=teacher,
-                                    distill__unlabeled=tmp_path / "texts.csv")  # fmt: skip
-    with pytest.raises(InputError, match="learns from labeled examples alone"):
-        registry.find_task(words.task)(words).examples  # noqa: B018
+
+
+UNLABELED = {
+    "token_classification": [
+        ("a.txt", "ba me, ki\n\nno\n"),
+        ("a.jsonl", '{"words": ["ba", "me", ",", "ki"]}\n{"text": "no"}\n'),
+        ("a.csv", 'text\n"ba me, ki"\nno\n'),
+        ("a.conll", "ba\nme\n,\nki\n\nno\n"),
+    ],
+    "multiple_choice": [("a.jsonl", '{"context": "ba", "choices": ["me", "ki", "no"]}\n' * 2)],
+    "question_answering": [
+        ("a.json", json.dumps(toy_squad.questions(1, 2))),
+        ("a.jsonl", '{"question": "Where lives bob?", "context": "Bob lives in Oslo."}\n' * 2),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [(kind, *case) for kind, cases in UNLABELED.items() for case in cases],
+)
+def test_unlabeled_examples_have_inputs_and_no_labels(
+    kind, name, content, folder, tmp_path
+) -> None:
+    (tmp_path / name).write_text(content)
+    distill = {"distill__logits": "unopened", "distill__unlabeled": tmp_path / name}
+    if kind == "question_answering":
+        toy_squad.TOKENIZER.save(tmp_path)
+        (tmp_path / "train-v1.1.json").write_text(json.dumps(toy_squad.questions(1, 3)))
+        (tmp_path / "dev-v1.1.json").write_text(json.dumps(toy_squad.questions(1, 3)))
+        shape = {"model__hidden_size": 64, "model__num_attention_heads": 1}
+        arguments = toy_squad.arguments(
+            tmp_path, 1, init="", data__vocab=tmp_path / "vocab.txt", **shape, **distill
+        )
+        arguments[1] = arguments[1].replace(f",init={tmp_path / 'model'}", "")
+        config = toy_tasks.load_arguments(arguments)
+    else:
+        config = toy_tasks.configuration(kind, folder, **distill)
+    task = registry.find_task(config.task)(config)
+    plain = dataclasses.replace(config, distill=DistillConfig())
+    labeled = registry.find_task(config.task)(plain).examples
+    examples, count = task.examples, len(labeled.lengths)
+    assert len(examples) == len(labeled) + 2
+    assert len(examples.lengths) > count
+    assert examples.lengths[count:].min() > 2
+    (target,) = examples.targets.values()
+    num_values = len(next(iter(labeled.targets.values())).values)
+    assert target.weights[:num_values].any() and not target.weights[num_values:].any()
+    if kind == "token_classification":
+        words = target.values[num_values:] < 0
+        ids = examples.ids[num_values:]
+        assert [toy_tasks.TOKENIZER.tokens[i] for i in ids[words]] == [
+            "ba",
+            "me",
+            "[UNK]",
+            "ki",
+            "no",
+        ]
+
+
+def test_pretraining_has_no_text_with_labels() -> None:
+    config = Config(data={**registry.data_fields()["pretraining"]},
+                    distill=DistillConfig("teacher", unlabeled="texts.txt"))  # fmt: skip
+    with pytest.raises(InputError, match=r"'texts\.txt': all text of task=pretraining is without"):
+        registry.make_objective(config)

@@ -163,6 +163,12 @@ class MultipleChoiceTask(FinetuningTask):
             for name, path in find_tables(config, split)
         ]
 
+    @staticmethod
+    def read_unlabeled(config: Config) -> MultipleChoiceDataset:
+        """Return the questions of `distill.unlabeled`; their labels are not read."""
+        path = config.distill.unlabeled
+        return dataset_from_rows(path, read_table(path), False)
+
     def encode(self, name: str, data: MultipleChoiceDataset) -> Examples:
         """Return the choices of the questions."""
         return encode(name, data, self.tokenizer, self.objective)

@@ -36,9 +36,12 @@ class WordExamples(Examples):
 def token_label_target(
     num_tokens: int, first_tokens: np.ndarray, tags: np.ndarray
 ) -> dict[str, Target]:
-    """Return the target "token_labels" of `num_tokens` tokens; see `WordExamples`."""
+    """Return the target "token_labels" of `num_tokens` tokens; see `WordExamples`.
+
+    The first token of a word with an unknown tag has the value -1 and the weight 0.
+    """
     values, weights = np.zeros(num_tokens, np.int32), np.zeros(num_tokens, np.float32)
-    values[first_tokens], weights[first_tokens] = np.maximum(tags, 0), tags >= 0
+    values[first_tokens], weights[first_tokens] = np.maximum(tags, -1), tags >= 0
     return {"token_labels": Target("token", values, weights)}
 
 

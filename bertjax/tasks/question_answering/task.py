@@ -75,6 +75,11 @@ class QuestionAnsweringTask(FinetuningTask):
         ]
 
     @staticmethod
+    def read_unlabeled(config: Config) -> QuestionAnsweringDataset:
+        """Return the questions of `distill.unlabeled`; their answers and ids are not read."""
+        return read_squad(config.distill.unlabeled, labeled=False)
+
+    @staticmethod
     def texts_of(data: QuestionAnsweringDataset) -> list[str]:
         """Return the passages."""
         return data.passages

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from bertjax.tasks.pipeline import (
     Content,
@@ -18,7 +19,7 @@ from bertjax.tasks.pipeline import (
 from bertjax.tasks.token_classification.evaluation import TokenClassificationEvalSet
 from bertjax.tasks.token_classification.objective import TokenClassificationObjective
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.table import TableRow
+from data_pipelines.finetuning.table import TableRow, is_table, read_table
 from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
 from data_pipelines.finetuning.token_classification.conll import is_conll, parse_conll
 from data_pipelines.finetuning.token_classification.dataset import TokenClassificationDataset
@@ -27,6 +28,8 @@ from data_pipelines.finetuning.token_classification.sentences import (
     TaggedSentence,
     sentences_from_rows,
 )
+from data_pipelines.paths import check_file
+from data_pipelines.text.lines import read_lines
 from data_pipelines.vocabulary.basic_tokenization import is_blank
 
 
@@ -131,6 +134,33 @@ class TokenClassificationPipeline(Pipeline[Context]):
         return [
             text_block(answer["text"], spans) if spans else text_block("No entities.", muted=True)
         ]
+
+
+def read_sentences(path: epath.PathLike) -> list[TaggedSentence]:
+    """Return the sentences of a file without their tags, each a document of its own.
+
+    Args:
+      path: lines of text or JSON objects with "text" or "words", a table with such a column, or
+        words in the columns of a CoNLL file.
+
+    Raises:
+      InputError: the file is missing or empty, or a row has no words.
+    """
+    path = check_file(path)
+    inputs: Iterable[PredictInput]
+    if is_table(path):
+        inputs = (PredictInput(row.location, row.values) for row in read_table(path))
+    else:
+        inputs = TokenClassificationPipeline.parse_lines(read_lines(path), str(path))
+    try:
+        sentences = [_parse_input(*item).sentence for item in inputs]
+    except InputError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise InputError(f"{path}: {error}") from error
+    if not sentences:
+        raise InputError(f"{path}: no sentences. Write some.")
+    return [dataclasses.replace(item, document=i) for i, item in enumerate(sentences)]
 
 
 def _parse_input(location: str, content: Content) -> ParsedWords:

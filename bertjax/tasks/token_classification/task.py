@@ -23,7 +23,10 @@ from bertjax.tasks.token_classification.evaluation import (
     has_word_tags,
 )
 from bertjax.tasks.token_classification.objective import TokenClassificationObjective
-from bertjax.tasks.token_classification.pipeline import TokenClassificationPipeline
+from bertjax.tasks.token_classification.pipeline import (
+    TokenClassificationPipeline,
+    read_sentences,
+)
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.table import read_tfds_table
 from data_pipelines.finetuning.token_classification.dataset import (
@@ -81,6 +84,12 @@ class TokenClassificationTask(FinetuningTask):
             return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
         tables = find_tables(config, split, TAGGED_SUFFIXES)
         return [(name, read_tagged_file(path, fix_tags, columns)) for name, path in tables]
+
+    @staticmethod
+    def read_unlabeled(config: Config) -> TokenClassificationDataset:
+        """Return the sentences of `distill.unlabeled`; their tags are not read."""
+        path = config.distill.unlabeled
+        return TokenClassificationDataset(path, read_sentences(path))
 
     @staticmethod
     def texts_of(data: TokenClassificationDataset) -> list[str]:

@@ -71,8 +71,12 @@ class QuestionAnsweringDataset:
         return list(dict.fromkeys(question.passage for question in self.questions))
 
 
-def read_squad(path: epath.PathLike) -> QuestionAnsweringDataset:
+def read_squad(path: epath.PathLike, labeled: bool = True) -> QuestionAnsweringDataset:
     """Read a file, perhaps compressed, in a layout of `layouts` or TriviaQA's.
+
+    Args:
+      path: the file.
+      labeled: False reads neither answers nor ids, which may be missing.
 
     Raises:
       InputError: the file does not exist; see also `parse_squad`.
@@ -81,13 +85,13 @@ def read_squad(path: epath.PathLike) -> QuestionAnsweringDataset:
     if is_table(path):
         rows = read_table(path)
         return _make_dataset(
-            str(path), (layouts.row_record(row.location, row.values) for row in rows)
+            str(path), (layouts.row_record(row.location, row.values) for row in rows), labeled
         )
-    return parse_squad(str(path), "\n".join(read_lines(path)), path.parent)
+    return parse_squad(str(path), "\n".join(read_lines(path)), path.parent, labeled)
 
 
 def parse_squad(
-    name: str, text: str, directory: epath.Path | None = None
+    name: str, text: str, directory: epath.Path | None = None, labeled: bool = True
 ) -> QuestionAnsweringDataset:
     """Return the data set in a JSON text.
 
@@ -95,6 +99,7 @@ def parse_squad(
       name: name for error messages.
       text: JSON or JSON lines in a layout of `layouts`, or with `directory` in TriviaQA's.
       directory: directory of the file, next to which TriviaQA has its documents.
+      labeled: False reads neither answers nor ids, which may be missing.
 
     Raises:
       InputError: a field is missing or of the wrong type, an id is not unique, a passage is empty
@@ -106,7 +111,7 @@ def parse_squad(
             content = convert_to_squad(content, directory)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
-    return _make_dataset(name, layouts.iterate_questions(content))
+    return _make_dataset(name, layouts.iterate_questions(content), labeled)
 
 
 def read_squad_tfds(source: str, split: str) -> QuestionAnsweringDataset:
@@ -139,7 +144,9 @@ def _parse_record(record: dict[str, Any]) -> QuestionRecord:
     return QuestionRecord(location, record["context"].decode(), fields)
 
 
-def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnsweringDataset:
+def _make_dataset(
+    name: str, records: Iterable[QuestionRecord], labeled: bool = True
+) -> QuestionAnsweringDataset:
     questions: list[Question] = []
     locations: list[str] = []
     unlabeled: list[str] = []
@@ -148,8 +155,12 @@ def _make_dataset(name: str, records: Iterable[QuestionRecord]) -> QuestionAnswe
         for record in records:
             location, fields = record.location, record.fields
             check_passage(location, record.passage)
-            id_ = layouts.get_id(location, fields)
             text = layouts.get_field(location, fields, "question", str)
+            if not labeled:
+                questions.append(Question(location, text, record.passage))
+                locations.append(location)
+                continue
+            id_ = layouts.get_id(location, fields)
             answers = layouts.get_answers(record)
             is_impossible = layouts.get_is_impossible(record)
             gold = tuple(Answer(*answer) for answer in answers or ())
