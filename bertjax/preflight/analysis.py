@@ -59,8 +59,9 @@ def preflight(
     # On CPUs checkpoints are written from a copy of the state.
     copy_bytes = shard_bytes(functions.state_shapes) if topology.kind == "cpu" else 0
     optimizer_bytes = shard_bytes(functions.state_shapes.opt_state)
+    train_constants, constants = functions.train_constant_shapes, functions.constant_shapes
     flops_factor, batch_size = max(num_runs, 1), objective.batch_size
-    train_flops = flops_factor * objective.step_flops()
+    train_flops = flops_factor * functions.objective.step_flops()
     train = analyze(functions.compile_train_step, batch_size, train_flops, copy_bytes)
     forward: dict[str, ProgramReport] = {}
     if train.fits and not train_only:
@@ -83,6 +84,7 @@ def preflight(
         hbm_limit_bytes=topology.memory_bytes,
         parameter_bytes=shard_bytes(functions.param_shapes),
         optimizer_bytes=optimizer_bytes,
+        teacher_bytes=shard_bytes(train_constants) - shard_bytes(constants),
         steps=_num_steps(config, train),
         remat=config.model.remat,
         attention=str(objective.attention_implementation(functions.mesh)),

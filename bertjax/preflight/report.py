@@ -58,7 +58,7 @@ class PreflightReport:
       fits: whether every step function fits.
       chips, devices: numbers of chips and of JAX devices.
       hbm_limit_bytes: memory that programs may use.
-      parameter_bytes, optimizer_bytes: bytes of the shards.
+      parameter_bytes, optimizer_bytes, teacher_bytes: bytes of the shards.
       steps: steps of the run.
       remat: whether activations are recomputed.
       attention: attention implementation, with the reason if it is not the fastest.
@@ -75,6 +75,7 @@ class PreflightReport:
     hbm_limit_bytes: int
     parameter_bytes: int
     optimizer_bytes: int
+    teacher_bytes: int
     steps: int
     remat: bool
     attention: str
@@ -129,6 +130,8 @@ def _known_lines(report: PreflightReport) -> Iterator[str]:
     train = report.train
     yield _line("parameters", f"{format_bytes(report.parameter_bytes)} a device")
     yield _line("optimizer", f"{format_bytes(report.optimizer_bytes)} a device")
+    if report.teacher_bytes:
+        yield _line("teacher", f"{format_bytes(report.teacher_bytes)} a device")
     if train.activation_bytes is not None:
         size = format_bytes(train.activation_bytes)
         yield _line("activations", f"{size} a device, with other temporary buffers")

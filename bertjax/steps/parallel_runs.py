@@ -63,7 +63,7 @@ class ParallelStepFunctions:
         devices = jax.devices() if devices is None else devices
         if devices[0].platform == "cpu":
             keep_freed_memory()
-        self.configs, self._objective = configs, objective
+        self.configs, self.objective = configs, objective
         self._runs_per_device = len(configs) // len(devices)
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.asarray(ordered).reshape(-1, 1, 1, 1), (RUNS, *AXES))
@@ -74,7 +74,7 @@ class ParallelStepFunctions:
             jax.ShapeDtypeStruct, (len(configs),), sharding=self.batch_sharding
         )
         per_run_shapes = {"rates": per_run(jnp.float32), "seeds": per_run(jnp.uint32)}
-        self._constants, self._train_constants = (
+        self.constant_shapes, self.train_constant_shapes = (
             per_run_shapes | {"fixed": with_shardings(jax.eval_shape(fixed), self._replicated)}
             for fixed in (objective.constants, objective.train_constants)
         )
@@ -102,11 +102,11 @@ class ParallelStepFunctions:
 
     def constants(self) -> Any:
         """Return the runs' rates and seeds, and what `StepFunctions.constants` returns."""
-        return self._place(self._objective.constants(), self._constants)
+        return self._place(self.objective.constants(), self.constant_shapes)
 
     def train_constants(self) -> Any:
         """Return the runs' rates and seeds, and what `StepFunctions.train_constants` returns."""
-        return self._place(self._objective.train_constants(), self._train_constants)
+        return self._place(self.objective.train_constants(), self.train_constant_shapes)
 
     def _place(self, fixed: Any, shapes: Any) -> Any:
         values = {
@@ -119,7 +119,7 @@ class ParallelStepFunctions:
     @functools.cached_property
     def state_shapes(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
-        shapes = jax.eval_shape(self._init_runs, self._constants["seeds"], {})
+        shapes = jax.eval_shape(self._init_runs, self.constant_shapes["seeds"], {})
         return TrainState(
             with_shardings(shapes.step, self._replicated),
             *with_shardings(shapes[1:], self.batch_sharding),
@@ -142,7 +142,7 @@ class ParallelStepFunctions:
         Args:
           batch_size: sequences of a run's batch; None, or the size of the full batch.
         """
-        assert batch_size in (None, self._objective.batch_size)
+        assert batch_size in (None, self.objective.batch_size)
         return self._compile_once("train_step", self._compile_train_step)
 
     def compile_eval_step(self) -> jax.stages.Compiled:
@@ -157,7 +157,7 @@ class ParallelStepFunctions:
         return gather(tree)
 
     def _compile_train_step(self) -> jax.stages.Compiled:
-        config, objective = self.configs[0], self._objective
+        config, objective = self.configs[0], self.objective
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
             fixed = constants["fixed"]
@@ -191,13 +191,13 @@ class ParallelStepFunctions:
             train_step,
             self.state_shapes,
             with_shardings(batches, self.batch_sharding),
-            self._train_constants,
+            self.train_constant_shapes,
             out_shardings=(shardings_of(self.state_shapes), self.batch_sharding),
             donate=True,
         )
 
     def _compile_eval_step(self) -> jax.stages.Compiled:
-        objective = self._objective
+        objective = self.objective
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
             def device_step(params: Any, batch: Batch, fixed: Any) -> Any:
@@ -214,7 +214,7 @@ class ParallelStepFunctions:
             eval_step,
             self.param_shapes,
             with_shardings(objective.eval_shapes(), self.eval_batch_sharding),
-            self._constants,
+            self.constant_shapes,
             out_shardings=self._replicated,
         )
 

@@ -44,9 +44,12 @@ class StepFunctions:
       devices: devices of this machine or of a compile-only topology; all by default.
 
     Attributes:
+      objective: the model and its loss.
       mesh: the devices.
       param_shapes: the parameters as `jax.ShapeDtypeStruct` with shardings.
       init_shapes: the same for the parameters that `init` takes.
+      constant_shapes, train_constant_shapes: the same for what `constants` and `train_constants`
+        return.
       batch_sharding, eval_batch_sharding: sharding of every array of a training or eval batch.
       predict_layout: layout of the parameters that a compiled predict function takes.
       memory_bytes: bytes per device of each compiled function, by the function's name.
@@ -61,15 +64,17 @@ class StepFunctions:
     def __init__(
         self, config: Config, objective: Objective, devices: Sequence[jax.Device] | None = None
     ) -> None:
-        self._config, self._objective = config, objective
+        self._config, self.objective = config, objective
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         check_mesh(self.mesh, shapes)
         self.param_shapes = self.init_shapes = sharded_shapes(self.mesh, shapes)
         self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
-        self._train_constants = sharded_shapes(self.mesh, jax.eval_shape(objective.train_constants))
+        self.constant_shapes = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+        self.train_constant_shapes = sharded_shapes(
+            self.mesh, jax.eval_shape(objective.train_constants)
+        )
         self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
         self._compiler = Compiler(self.mesh, sdc_checker=config.sdc_checker)
@@ -94,12 +99,12 @@ class StepFunctions:
 
     def constants(self) -> Any:
         """Return the arrays that evaluation and prediction read and that are not trained."""
-        return jax.device_put(self._objective.constants(), shardings_of(self._constants))
+        return jax.device_put(self.objective.constants(), shardings_of(self.constant_shapes))
 
     def train_constants(self) -> Any:
         """Return the arrays that the train step reads and does not train."""
-        constants = self._objective.train_constants()
-        return jax.device_put(constants, shardings_of(self._train_constants))
+        constants = self.objective.train_constants()
+        return jax.device_put(constants, shardings_of(self.train_constant_shapes))
 
     def with_progress(self, constants: Any, progress: float) -> Any:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
@@ -114,10 +119,10 @@ class StepFunctions:
         Args:
           batch_size: sequences of the batch during a ramp-up; None for the full batch.
         """
-        config, objective = self._config, self._objective
+        config, objective = self._config, self.objective
         batch_size = batch_size or objective.batch_size
         timed = config.budget_seconds is not None
-        constants = self._train_constants
+        constants = self.train_constant_shapes
         if timed:
             constants = {"fixed": constants, "progress": self._progress}
         schedule = learning_rate_schedule(config.optimizer_config())
@@ -165,7 +170,7 @@ class StepFunctions:
         Args:
           batch_size: sequences of the global batch.
         """
-        config, objective = self._config, self._objective
+        config, objective = self._config, self.objective
         num_microbatches = accumulation_steps(config, objective, self.mesh, batch_size)
         # For the model a device is a mesh of its own, as in `ParallelStepFunctions`.
         devices = self.mesh.devices.reshape(num_batch_shards(self.mesh), -1, 1, 1, 1)
@@ -196,7 +201,7 @@ class StepFunctions:
             self.param_shapes,
             self.state_shapes.step,
             with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
-            self._train_constants,
+            self.train_constant_shapes,
             out_shardings=NamedSharding(mesh, PartitionSpec(("shards", "copies"))),
         )
         self.memory_bytes |= compiler.memory_bytes
@@ -209,13 +214,13 @@ class StepFunctions:
         """
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> tuple[Sums, dict[str, Any]]:
-            return self._objective.eval_results(self._apply(params, batch, constants), batch)
+            return self.objective.eval_results(self._apply(params, batch, constants), batch)
 
         return self._compiler.compile(
             eval_step,
             self.param_shapes,
-            with_shardings(self._objective.eval_shapes(), self.eval_batch_sharding),
-            self._constants,
+            with_shardings(self.objective.eval_shapes(), self.eval_batch_sharding),
+            self.constant_shapes,
             out_shardings=self._replicated,
         )
 
@@ -234,12 +239,12 @@ class StepFunctions:
             predict,
             self.predict_layout.shapes(self.param_shapes),
             with_shardings(dict(batch_shapes), self.batch_sharding),
-            self._constants,
+            self.constant_shapes,
             out_shardings=self._replicated,
         )
 
     def _apply(self, params: Any, batch: Batch, constants: Any) -> dict[str, jax.Array]:
-        return self._objective.apply(stack_layers(self._gather(params)), batch, None, constants)
+        return self.objective.apply(stack_layers(self._gather(params)), batch, None, constants)
 
     def _gather(self, params: Any) -> Any:
         model = self._config.model
@@ -253,4 +258,4 @@ class StepFunctions:
             config = dataclasses.replace(
                 config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
             )
-        return StateInitializer(self._objective, config, self.param_shapes, reinit_layers)
+        return StateInitializer(self.objective, config, self.param_shapes, reinit_layers)

@@ -189,7 +189,7 @@ class Trainer:
 
     def _loop(self, state: TrainState, lock: WorkdirLock) -> None:
         """Train every remaining step; log, evaluate and save when each is due."""
-        config, first, objective = self.config, int(state.step), self.task.objective
+        config, first, objective = self.config, int(state.step), self.step_functions.objective
         goodput = self._goodput
         goodput.switch("compilation")
         mesh, sharding = self.step_functions.mesh, self.step_functions.batch_sharding
