@@ -55,6 +55,7 @@ def commands(inputs: pathlib.Path, root: pathlib.Path) -> dict[str, list[object]
     rates = "optimizer.learning_rate=1e-3,4e-3"
     return {
         "train": ["train", *toys, "--workdir", out / "run"],
+        "predict": ["predict", *used, "--save-logits", root / "logits", *toys],
         "embed": ["embed", *used, "--input", inputs / "lines.txt", "--output", root / "e.npz"],
         "prepare": ["prepare", *text, *vocabulary, *shards, "--output", out / "corpus"],
         "vocab": ["vocab", *text, "--vocab-size", 60, "--workers", 0, "--output", out / "v.txt"],

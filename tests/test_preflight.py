@@ -7,19 +7,27 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from config_loading import PRETRAIN, load
 from conftest import run_python
+from model_files import write_hf
+from random_models import draw_model
 
 from bertjax.config.config import Config
 from bertjax.errors import CommandError
+from bertjax.formats.stored_logits import LogitsWriter, StoredClasses
+from bertjax.mesh.memory import format_bytes
+from bertjax.model.bert import init_params
+from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.estimates import estimate_tpu
 from bertjax.preflight.hlo import InstructionCost
-from bertjax.preflight.report import format_report
+from bertjax.preflight.report import PreflightReport, format_report
 from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
 from bertjax.steps.step_functions import StepFunctions
+from bertjax.tasks import registry
 
 EIGHT_CPUS = Topology("cpu:8")
 
@@ -329,3 +337,36 @@ def test_preflight_prints_a_fix_that_fits(tmp_path) -> None:
     assert text.startswith("does NOT fit v5e:2x2")
     assert text.splitlines()[-1].startswith("with --config.model.remat=True")
     assert ": fits v5e:2x2" in text.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_preflight_counts_a_teacher_and_none_with_stored_logits(tmp_path) -> None:
+    teacher = BertConfig(1000, 3, 128, 2, max_position_embeddings=512)
+    parts = ("pooler", "mlm", "nsp")
+    model = write_hf(draw_model(teacher, None, *parts), tmp_path / "teacher")
+    classes = {"mlm": StoredClasses(1000, 8), "nsp": StoredClasses(2, 0)}
+    part = {"digests": np.zeros((1, 16), np.uint8)}
+    for name, head in classes.items():
+        part[f"{name}.counts"] = np.ones(1, np.int32)
+        part[f"{name}.logits"] = np.zeros((1, head.width), np.float32)
+    with (tmp_path / "logits").open("wb") as file:
+        LogitsWriter("teacher", "digest", (), "words", classes).write(file, lambda: iter([part]))
+
+    def report(**overrides: object) -> PreflightReport:
+        return preflight(make_config(**overrides), Topology("cpu:1"), train_only=True)
+
+    plain = report()
+    online = report(**{"distill.teacher": model})
+    stored = report(**{"distill.logits": tmp_path / "logits", "data.dupe_factor": 1})
+    shapes = jax.eval_shape(lambda: init_params(teacher, ("mlm", "nsp"), jax.random.key(0)))
+    num_bytes = 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert online.teacher_bytes == num_bytes
+    assert online.train.hbm_bytes >= plain.train.hbm_bytes + num_bytes
+    assert f"  teacher          {format_bytes(num_bytes)} a device" in format_report(online)
+    objective = registry.make_objective(make_config())
+    objective.config = dataclasses.replace(objective.config, model=teacher)
+    flops = objective.forward_flops(16)
+    assert online.train.model_flops == plain.train.model_flops + flops
+    assert stored.teacher_bytes == 0 and "teacher" not in format_report(stored)
+    assert stored.train.model_flops == plain.train.model_flops
+    assert stored.train.hbm_bytes < online.train.hbm_bytes

@@ -1,33 +1,23 @@
-"""Stored logits of a teacher: digests of inputs, the file, and runs that learn from it."""
+"""Stored logits of a teacher: digests of inputs, the file, and files that do not fit."""
 
-import dataclasses
 import io
-import json
 import pathlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy_squad
 import toy_tasks
-from etils import epath
-from model_files import write_hf
-from pretraining_runs import make_run_config
-from random_models import draw_model
-from safetensors import safe_open
+from toy_teachers import configure, with_distill, write_data
 
-from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.config.config import Config
 from bertjax.config.distill_config import DistillConfig
+from bertjax.formats import stored_logits
 from bertjax.formats.example_digests import BatchExamples, ExampleInputs
-from bertjax.formats.loading import read_model
 from bertjax.formats.stored_logits import LogitsWriter, StoredClasses, StoredLogits
-from bertjax.inference import logits_saving
-from bertjax.inference.logits_saving import save_logits
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.setup import add_teacher, make_trainer, open_teacher
+from bertjax.tasks.distillation import make_train_objective
+from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.packed_examples import (
@@ -37,7 +27,6 @@ from data_pipelines.finetuning.packed_examples import (
 )
 
 LABELS = ("glad", "odd, or so", "sad")
-NO_WORKDIR = epath.Path("nowhere")
 ROWS = [[2, 7, 3], [2, 9, 11, 3, 8, 3], [2, 5, 3], [2, 7, 3]]
 PREFIXES = [3, 4, 3, 3]
 
@@ -184,213 +173,96 @@ def test_missing_example_is_named(tmp_path) -> None:
         stored.check_examples(examples, toy_tasks.TOKENIZER)
 
 
-# Runs.
+# Files that do not fit.
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("data")
-    toy_tasks.write_data(path)
-    squad = path / "squad"
-    squad.mkdir()
-    for split, count in (("train", 24), ("dev", 4)):
-        content = json.dumps(toy_squad.questions(1, count))
-        (squad / f"{split}-v1.1.json").write_text(content)
-    config = dataclasses.replace(toy_tasks.configuration("single_label", path).model,
-                                 vocab_size=len(toy_squad.TOKENIZER.tokens))  # fmt: skip
-    write_hf(draw_model(config, toy_squad.TOKENIZER, "pooler"), squad / "model")
+    write_data(path)
     return path
 
 
-KINDS = {
-    "single_label": "sequence_classification", "multi_label": "sequence_classification",
-    "regression": "sequence_classification", "multiple_choice": "multiple_choice",
-    "token_classification": "token_classification", "squad": "question_answering",
-    "pretraining": "pretraining",
-}  # fmt: skip
+def write_empty(path: pathlib.Path, heads: dict[str, StoredClasses], **fields: Any) -> str:
+    """Write a file of a teacher of the toys, with the logits of no example of theirs."""
+    part = {"digests": np.zeros((1, 16), np.uint8)}
+    for name, classes in heads.items():
+        part[f"{name}.counts"] = np.ones(1, np.int32)
+        part[f"{name}.logits"] = np.zeros((1, classes.width), np.float32)
+        if classes.top_k:
+            part[f"{name}.ids"] = np.zeros((1, classes.top_k), np.int32)
+    facts = {"labels": LABELS, "vocabulary": toy_tasks.TOKENIZER.fingerprint()} | fields
+    with path.open("wb") as file:
+        writer = LogitsWriter("runs/teacher", "digest", heads=heads, **facts)
+        writer.write(file, lambda: iter([part]))
+    return str(path)
 
 
-def configure(kind: str, folder: pathlib.Path, corpus: object, **overrides: object) -> Config:
-    fields = {"steps": 4, "log_every": 1, "optimizer__warmup": 0, "mesh__data": 8} | overrides
-    if kind == "pretraining":
-        fields = {"data__dupe_factor": 2, "steps": 2, "data__workers": 1} | overrides
-        return make_run_config(corpus, **fields)
-    if kind == "squad":
-        return toy_tasks.load_arguments(toy_squad.arguments(folder / "squad", 1, **fields))
-    return toy_tasks.configuration(kind, folder, **fields)
+CLASSIFIER = {"sequence_classification": StoredClasses(3, 0)}
 
 
-def make_teacher(config: Config, path: pathlib.Path) -> pathlib.Path:
-    """Write a model with random parameters that has the heads and labels of a configuration."""
-    task = registry.find_task(config.task)(config)
-    model = dataclasses.replace(task.config.model, num_hidden_layers=1, bilstm=0)
-    needed = task.objective.heads
-    parts = needed if config.task in ("question_answering", "token_classification") else (
-        "pooler", *needed)  # fmt: skip
-    drawn = draw_model(model, task.tokenizer, *parts)
-    problem = config.data.get("problem_type", "")
-    fields = {"problem_type": problem} if problem else {}
-    return write_hf(dataclasses.replace(drawn, labels=task.labels, **fields), path)
-
-
-def first_losses(config: Config, steps: int = 2) -> list[dict[str, float]]:
-    """Return the losses of random parameters on the first batches, without an update."""
-    task = registry.find_task(config.task)(config)
-    config = task.config.resolve(task.examples_per_epoch)
-    task.prepare(steps)
-    objective = add_teacher(config, task.objective, open_teacher(config, task, NO_WORKDIR))
-    params, constants = objective.init_params(jax.random.key(0)), objective.train_constants()
-
-    @jax.jit
-    def losses(params: Any, batch: Any, constants: Any) -> Any:
-        return objective.train_sums(params, batch, None, constants, jnp.float32(0))
-
-    return [
-        {n: float(v / w) for n, (v, w) in losses(params, batch, constants).items() if "loss" in n}
-        for batch in task.train_batches(0, steps)
-    ]
-
-
-def with_distill(config: Config, **fields: object) -> Config:
-    return dataclasses.replace(config, distill=DistillConfig(temperature=2.0, **fields))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_stored_logits_give_the_losses_of_the_teacher(kind, folder, corpus, tmp_path) -> None:
-    config = configure(kind, folder, corpus)
-    teacher = make_teacher(config, tmp_path / "teacher")
-    assert save_logits(teacher, config, tmp_path / "logits") > 1
-    online = first_losses(with_distill(config, teacher=str(teacher)))
-    stored = first_losses(with_distill(config, logits=str(tmp_path / "logits")))
-    assert {f"{h}_logits_loss" for h in StoredLogits(tmp_path / "logits").heads} < online[0].keys()
-    for expected, losses in zip(online, stored, strict=True):
-        assert expected.keys() == losses.keys()
-        for name, value in expected.items():
-            assert value > 0, name
-            np.testing.assert_allclose(losses[name], value, rtol=2e-6, atol=1e-7, err_msg=name)
-
-
-@pytest.fixture(scope="module")
-def teacher(folder, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    config = configure("single_label", folder, None, model__num_hidden_layers=2)
-    return make_teacher(config, tmp_path_factory.mktemp("teacher") / "hf")
-
-
-@pytest.fixture(scope="module")
-def logits(folder, teacher, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("logits") / "logits"
-    save_logits(teacher, configure("single_label", folder, None), path)
-    return path
-
-
-def train_losses(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    train = [line for line in lines if line["split"] == "train"]
-    names = ("loss", "sequence_classification_loss", "sequence_classification_logits_loss")
-    return {name: np.array([line[name] for line in train]) for name in names}
-
-
-@pytest.mark.minutes
-def test_online_and_stored_runs_have_equal_losses_for_100_steps(
-    folder, teacher, logits, tmp_path
+@pytest.mark.parametrize(
+    ("kind", "heads", "fields", "message"),
+    [
+        ("single_label", CLASSIFIER, {"labels": ("a", "b", "c")}, "has the labels a, b, c, the da"),
+        ("single_label", CLASSIFIER, {"labels": ()}, "has the labels none, the data glad"),
+        ("single_label", CLASSIFIER, {"vocabulary": "x"}, "has another vocabulary than the data"),
+        ("single_label", {"mlm": StoredClasses(128, 0)}, {}, "has logits of mlm, and task=seq"),
+        ("single_label", CLASSIFIER, {}, r"has no logits of example 1 of .*'\[CLS\] .*bertjax pre"),
+    ],
+)
+def test_stored_logits_that_do_not_fit_are_rejected(
+    kind, heads, fields, message, folder, tmp_path
 ) -> None:
-    fields = {"steps": 100, "checkpoint_every": 50, "eval_every": 100, "distill__temperature": 2,
-              "model__hidden_size": 32, "model__num_attention_heads": 2}  # fmt: skip
-    cases: dict[str, dict[str, object]] = {
-        "online": {"distill__teacher": teacher},
-        "stored": {"distill__logits": logits},
-        "accumulated": {"distill__logits": logits, "gradient_accumulation_steps": 2},
-        "tensor": {"distill__logits": logits, "mesh__data": 4, "mesh__tensor": 2},
-    }
-    losses = {}
-    for name, case in cases.items():
-        config = configure("single_label", folder, None, **fields | case)
-        make_trainer(config, tmp_path / name).train()
-        losses[name] = train_losses(tmp_path / name)
-        assert len(losses[name]["loss"]) == 100
-    for name in cases:
-        for metric, values in losses["online"].items():
-            np.testing.assert_allclose(losses[name][metric], values, rtol=1e-6, atol=1e-6)
+    path = write_empty(tmp_path / "logits", heads, **fields)
+    config = configure(kind, folder, None, distill__logits=path)
+    with pytest.raises(InputError, match=rf"distill\.logits=.*{message}"):
+        make_trainer(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_run_records_the_file_and_resumes_with_it_alone(folder, teacher, logits, tmp_path) -> None:
-    path = tmp_path / "logits"
-    path.write_bytes(logits.read_bytes())
-    config = configure("single_label", folder, None, steps=6, checkpoint_every=3, eval_every=6,
-                       distill__logits=path)  # fmt: skip
-    make_trainer(config, tmp_path / "whole").train()
-    trainer = make_trainer(config, tmp_path / "part")
-    trainer._is_last = lambda step: step >= 3  # type: ignore[method-assign]
-    trainer.train()
-    record = json.loads((find_checkpoint(tmp_path / "part") / "run.json").read_text())
-    assert record["logits_digest"] == StoredLogits(path).digest
-    make_trainer(config, tmp_path / "part").train()
-    for name, values in train_losses(tmp_path / "whole").items():
-        assert values.tolist() == train_losses(tmp_path / "part")[name].tolist()
-
-    model = read_model(teacher)
-    other = dataclasses.replace(model, params=jax.tree.map(lambda x: x + 1, model.params))
-    write_hf(other, tmp_path / "other")
-    path.unlink()
-    save_logits(tmp_path / "other", configure("single_label", folder, None), path)
-    with pytest.raises(InputError, match=r"distill\.logits=.* holds a run with other logits"):
-        make_trainer(config, tmp_path / "part")
-    both = configure("single_label", folder, None, distill__logits=path, distill__teacher=teacher)
-    with pytest.raises(InputError, match=r"distill\.teacher=.* are of another teacher"):
-        make_trainer(both, tmp_path / "new")
+def test_stored_logits_of_other_classes_are_rejected(folder, tmp_path) -> None:
+    path = write_empty(tmp_path / "logits", {"sequence_classification": StoredClasses(4, 0)})
+    config = with_distill(configure("single_label", folder, None), logits=path)
+    objective = make_train_objective(config, registry.find_task(config.task)(config).objective)
+    with pytest.raises(InputError, match="has 4 outputs, the student's 3"):
+        StepFunctions(config.resolve(300), objective).state_shapes  # noqa: B018
 
 
-@pytest.mark.slow
-def test_largest_logits_of_masked_tokens_are_stored(corpus, folder, tmp_path, caplog) -> None:
-    caplog.set_level("INFO", "bertjax")
-    config = configure("pretraining", folder, corpus)
-    teacher = make_teacher(config, tmp_path / "teacher")
-    save_logits(teacher, config, tmp_path / "whole")
-    whole = first_losses(with_distill(config, logits=str(tmp_path / "whole")))
-    masses, losses = [], []
-    for top_k in (16, 120):
-        path = tmp_path / f"top{top_k}"
-        save_logits(teacher, config, path, top_k)
-        assert f"the {top_k} largest of 128 classes of the mlm head" in caplog.text
-        assert StoredLogits(path).heads["mlm"] == StoredClasses(128, top_k)
-        assert StoredLogits(path).heads["nsp"] == StoredClasses(2, 0)
-        with safe_open(path, "np") as file:
-            metadata = json.loads(file.metadata()["bertjax"])
-        masses.append(metadata["heads"]["mlm"]["omitted_mass"])
-        losses.append(first_losses(with_distill(config, logits=str(path)))[0])
-    assert 0.9 > masses[0] > masses[1] > 0
-    # Merging classes loses a part of the divergence, a smaller one with less mass.
-    names = "mlm_logits_loss", "nsp_logits_loss"
-    merged = [[case[name] for name in names] for case in (*losses, whole[0])]
-    assert 0 < merged[0][0] < merged[1][0] <= merged[2][0] * (1 + 1e-6)
-    np.testing.assert_allclose([row[1] for row in merged], merged[2][1], rtol=1e-6)
+@pytest.mark.parametrize("kind", ["multi_label", "regression", "squad"])
+def test_largest_logits_are_rejected_where_the_loss_needs_all(kind, folder, tmp_path) -> None:
+    config = configure(kind, folder, None)
+    classes = {config.task: StoredClasses(3, 2)}
+    path = write_empty(tmp_path / "logits", classes)
+    objective = registry.find_task(config.task)(config).objective
+    with pytest.raises(InputError, match=r"the 2 largest logits .* loss needs all\. Write them wi"):
+        make_train_objective(with_distill(config, logits=path), objective)
 
 
-@pytest.mark.slow
-def test_save_logits_resumes_to_the_same_bytes(
-    folder, teacher, logits, tmp_path, monkeypatch
-) -> None:
-    config, computed = configure("single_label", folder, None), []
-    make_part = logits_saving._make_part
+@pytest.mark.parametrize("name", ["hidden_weight", "relations_weight", "teacher_dtype"])
+def test_stored_logits_have_no_losses_of_the_teacher_itself(name: str) -> None:
+    value: Any = "bfloat16" if name == "teacher_dtype" else 1.0
+    with pytest.raises(
+        InputError, match=rf"distill\.{name}=.*: needs the teacher in the train step"
+    ):
+        DistillConfig(logits="logits", **{name: value})
 
-    def counted(*arguments: Any) -> dict[str, np.ndarray]:
-        if len(computed) == 3:
-            computed.append(None)
-            raise KeyboardInterrupt
-        computed.append(arguments)
-        return make_part(*arguments)
 
-    monkeypatch.setattr(logits_saving, "_MAX_PART_BYTES", 500)
-    monkeypatch.setattr(logits_saving, "_make_part", counted)
-    with pytest.raises(KeyboardInterrupt):
-        save_logits(teacher, config, tmp_path / "a")
-    assert save_logits(teacher, config, tmp_path / "a") == 253  # distinct texts of 300
-    num_parts = len(computed) - 1
-    save_logits(teacher, config, tmp_path / "b")
-    assert len(computed) == 1 + 2 * num_parts and num_parts > 5
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
-    with pytest.raises(InputError, match=r"a: exists\. Name another --save-logits"):
-        save_logits(teacher, config, tmp_path / "a")
+def test_stored_logits_need_static_masking(folder, tmp_path) -> None:
+    path = write_empty(tmp_path / "logits", {"mlm": StoredClasses(128, 0)})
+    config = Config(data={**registry.data_fields()["pretraining"]},
+                    distill=DistillConfig(logits=path))  # fmt: skip
+    with pytest.raises(InputError, match=r"data\.dupe_factor=0: masking is dynamic"):
+        make_train_objective(config, registry.make_objective(config))
+
+
+def test_file_in_a_bucket_is_read_from_a_copy(tmp_path, monkeypatch) -> None:
+    write_file(tmp_path / "logits")
+    monkeypatch.setattr(stored_logits, "is_remote", lambda path: True)
+    stored = StoredLogits(tmp_path / "logits")
+    batch = batch_of([0, 1, 2, 3], 16, 2)
+    before = stored.add_to(batch, toy_tasks.TOKENIZER)
+    (tmp_path / "logits").unlink()
+    after = stored.add_to(batch, toy_tasks.TOKENIZER)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
