@@ -27,6 +27,8 @@ from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.finetuning.glue import GLUE
 
+OUTPUTS = ("--output", "--workdir", "--save-logits")
+
 
 def commands_for(runner: str = "") -> list[str]:
     """Return the shrunk commands of a runner in the order of the pages, each once."""
@@ -48,7 +50,7 @@ def output_path(words: Sequence[str]) -> str:
     """Return the path that a command writes; "" for none."""
     if words[1] == "convert":
         return words[-1]
-    return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
+    return next((b for a, b in itertools.pairwise(words) if a in OUTPUTS), "")
 
 
 def reads(command: str, path: str) -> bool:
