@@ -84,3 +84,8 @@ def test_extractor_keeps_the_content_that_is_chosen(content: str, lines: list[st
 )
 def test_extractor_removes_markup(text: str, expected: str | None) -> None:
     assert make_extractor("passages", ["Fichier"])(text) == ([expected] if expected else [])
+
+
+def test_extractor_reads_a_line_of_many_equals_signs_as_text() -> None:
+    lines = f"== A = b ==\nOne.\n\n=={'a = ' * 200}==\n"
+    assert make_extractor("lists", [])(lines) == ["A = b", "One.", f"{'a = ' * 200}=="]

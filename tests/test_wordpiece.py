@@ -97,6 +97,15 @@ def test_wordpiece_encode_words_equals_encode(words: list[str]) -> None:
     assert counts.tolist() == [len(word_ids) for word_ids in expected]
 
 
+def test_wordpiece_encode_words_of_several_calls_equals_encode() -> None:
+    tokenizer = uncased()
+    words = ["ba . " * 3000, "", ".", "a" * 10**5, ". . ba" * 2000, "a" * 201]
+    ids, counts = tokenizer.encode_words(words)
+    expected = [tokenizer.encode(word) for word in words]
+    assert ids.tolist() == [i for word_ids in expected for i in word_ids]
+    assert counts.tolist() == [len(word_ids) for word_ids in expected]
+
+
 @given(TEXTS, TEXTS)
 def test_wordpiece_encodes_texts_independently_across_a_space(a: str, b: str) -> None:
     tokenizer = uncased()

@@ -23,6 +23,7 @@ _REMOVED_TAGS = (
 _OPENING = re.compile(rf"<({_REMOVED_TAGS})\b(?:[^<>/]|/(?!>))*(/?)>", re.IGNORECASE)
 _MAX_NESTING = 50  # of templates and tables; time grows with it
 _MAX_UNBALANCED = 100  # for which mwparserfromhell takes little of its quadratic time
+_NO_HEADING = re.compile(rf"^=+(?=(?:[^=\n]+=+){{{_MAX_UNBALANCED}}})", re.MULTILINE)
 _TEMPLATE = re.compile(r"\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}")
 _TABLE = re.compile(
     r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|).)*?^[ \t]*\|\}(?!\})", re.DOTALL | re.MULTILINE
@@ -67,6 +68,7 @@ def make_extractor(content: str, namespaces: Iterable[str]) -> Callable[[str], l
         for opening in ("{{", "{|", "[[", "<"):
             if text.count(opening) > _MAX_UNBALANCED and not _is_balanced(text, opening):
                 text = text.replace(opening, "")
+        text = _NO_HEADING.sub("", text)
         nodes = mwparserfromhell.parse(text, skip_style_tags=True).nodes
         parts: list[str] = []
         _append_text(nodes, parts, left_out)

@@ -3,9 +3,10 @@
     python -m experiments.bench.text_time
     python -m experiments.bench.text_time --size 100000 --limit 2.5
 
-Each function reads each pattern at one, two and four times `--size` characters. A line is printed
-for each pair whose processor time grows by more than `--limit` a doubling, and one for the slowest
-pair; the exit status is 1 if there are such pairs. It takes about five minutes.
+Each function reads each pattern at one, two and four times a number of characters: `--size`, or as
+many times two as take 20 ms. A time is the smallest processor time of several calls without
+garbage collection. A row is printed for each pair of function and pattern; the exit status is 1 if
+one grows by more than `--limit` a doubling. It takes about 15 minutes.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from types import FrameType
 
 from etils import epath
 
+from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.tasks.fill_mask import encode_with_masks
 from bertjax.tasks.question_answering.metrics import f1, normalize
 from data_pipelines.errors import InputError
@@ -73,6 +75,8 @@ PATTERNS: dict[str, str | tuple[str, str]] = {  # a unit that is repeated, or a 
 }
 _VOCABULARY = [*SPECIAL_TOKENS, "a", "##a", "A", ".", "[", "]", "中", "ma", "##s", "k", "##k"]
 _SECONDS = 20  # of a call, after which it counts as too slow
+_SHORTEST, _LONGEST = 0.02, 400_000  # seconds and characters of the shortest text
+_MIN_CALLS, _MAX_CALLS = 3, 20
 Function = Callable[[str], object]
 
 
@@ -154,38 +158,51 @@ def make_text(pattern: str, size: int) -> str:
     return "".join(unit * count for unit in units)
 
 
-def growth(function: Function, pattern: str, size: int) -> tuple[float, list[float]]:
-    """Return the largest growth a doubling from `size` to `4 * size`, and the times in seconds."""
+def measure(
+    function: Function, pattern: str, size: int, limit: float
+) -> tuple[int, list[float], list[float]]:
+    """Return the smallest size in characters, three times in seconds, and two growths.
+
+    Further calls lower the times until no growth is above the limit: other programs only add time.
+    """
+    while seconds(function, make_text(pattern, size)) < _SHORTEST and size < _LONGEST:
+        size *= 2
     texts = [make_text(pattern, scale * size) for scale in (1, 2, 4)]
-    times = [min(seconds(function, text) for _ in range(2)) for text in texts]
-    gc.collect()
-    # Below a millisecond the clock and the caches decide.
-    floored = [max(value, 1e-3) for value in times]
-    return max(after / before for before, after in itertools.pairwise(floored)), times
+    times = [float("inf")] * len(texts)
+    for call in range(_MAX_CALLS):
+        gc.collect()
+        new = [seconds(function, text) for text in texts]
+        times = [min(pair) for pair in zip(times, new, strict=True)]
+        growths = [after / before for before, after in itertools.pairwise(times)]
+        if call + 1 >= _MIN_CALLS and max(growths) <= limit:
+            break
+    return size, times, growths
 
 
 def main() -> int:
-    """Print the pairs of function and pattern that are too slow."""
+    """Print a row for each pair of function and pattern."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", type=int, default=50_000, help="characters (%(default)s)")
     parser.add_argument("--limit", type=float, default=2.5, help="growth a doubling (%(default)s)")
     args = parser.parse_args()
     gc.disable()  # its share depends on the objects that exist
-    slow, slowest = 0, (0.0, "")
+    keep_freed_memory()  # as commands do
+    slow, largest, slowest = 0, 0.0, 0.0
+    print(f"{'function':<29}{'pattern':<25}{'characters':>10}  {'seconds at 1x, 2x, 4x':<23}growth")
     with tempfile.TemporaryDirectory() as directory:
         for name, function in text_functions(pathlib.Path(directory)).items():
             for pattern in PATTERNS:
-                ratio, times = growth(function, pattern, args.size)
-                line = f"{name}: {pattern}: " + ", ".join(f"{value:.3f} s" for value in times)
-                slowest = max(slowest, (times[-1], line))
-                if ratio > args.limit:
-                    ratio, times = growth(
-                        function, pattern, args.size
-                    )  # other programs may disturb
-                if ratio > args.limit:
-                    slow += 1
-                    print(f"{line}: {ratio:.1f} times a doubling", flush=True)
-    print(f"slowest: {slowest[1]}")
+                size, times, growths = measure(function, pattern, args.size, args.limit)
+                largest, slowest = max(largest, *growths), max(slowest, times[-1] / size / 4)
+                is_slow = not max(growths) <= args.limit
+                slow += is_slow
+                print(
+                    f"{name:<29}{pattern:<25}{size:>10,}  {' '.join(f'{t:7.3f}' for t in times)}  "
+                    f"{' '.join(f'{g:.2f}' for g in growths)}{' TOO SLOW' * is_slow}",
+                    flush=True,
+                )
+    print(f"{slow} above {args.limit}; largest growth {largest:.2f}; ", end="")
+    print(f"at most {1e6 * slowest:.1f} s for a million characters")
     return slow > 0
 
 
