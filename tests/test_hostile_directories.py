@@ -115,6 +115,12 @@ DIRECTORIES: dict[str, tuple[str, Change]] = {  # format and change
     "a huge token id": ("hf", put("tokenizer.json", {"a": 10**15})),
     "long words": ("hf", update("tokenizer_config.json", max_input_chars_per_word=10**9)),
     "labels without end": ("bertjax", put("labels.json", [5] * 1000)),
+    **{
+        f"arrays with {name} {content!r}": ("bertjax", put(f"params/{name}", content))
+        for name, content in (("_METADATA", "{"), ("_METADATA", "{}"), ("manifest.ocdbt", "x"))
+    },
+    "arrays without files": ("bertjax", lambda path: shutil.rmtree(path / "params" / "d")),
+    "no arrays": ("bertjax", lambda path: shutil.rmtree(path / "params")),
     "code of its own": ("hf", update("config.json", auto_map={"AutoModel": "hostile_module.X"})),
     "linked to itself": ("hf", link("config.json", "config.json")),
 }
@@ -197,6 +203,7 @@ def test_hostile_directory(
         find_pooling_config(path)
         model = PretrainedModel(path)
         model.config()
+        model.host_params()
     except (InputError, CommandError) as error:
         assert kind == "hf" or "has changed" not in str(error)
         assert len(str(error)) <= 500 and str(error).isprintable()

@@ -239,3 +239,24 @@ def test_read_names_damaged_files(file: str, content: bytes, message: str, tmp_p
     (path / file).write_bytes(content)
     with pytest.raises(InputError, match=f"^{path}.*{message}"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers", "size", "message"),
+    [
+        ([0, 2**62], 0, None, r"cannot be read \(array is too big"),
+        ([1] * 100, 1, None, r"cannot be read \(maximum supported dimension"),
+        ([2**32, 2**32], 1, None, r"cannot be read \(.*overflow computing buffer size"),
+        ([10**12], 10**12, None, r"cannot be read \(.*incomplete metadata"),
+        ([10**12], 10**12, 2**42, r"has 4,096.00 GiB, and this process has .* memory left"),
+    ],
+)
+def test_read_rejects_arrays_that_claim_huge_sizes(shape, numbers, size, message, tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * numbers]}
+    header = json.dumps({"a": entry}).encode()
+    with (path / WEIGHTS).open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header + bytes(4 * min(numbers, 1)))
+        file.truncate(size)  # a sparse file takes no space
+    with pytest.raises(InputError, match=f"^{path / WEIGHTS}: {message}"):
+        read(path)

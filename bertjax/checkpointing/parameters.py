@@ -1,6 +1,8 @@
 """Parameters of a checkpoint: their shapes, checks against a model, and their arrays."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,23 +13,58 @@ from bertjax.checkpointing.integrity import PARAMS_DIR
 from bertjax.mesh.finite import find_non_finite
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.heads import TRAINING_MODULES
-from data_pipelines.errors import InputError
+from data_pipelines.errors import InputError, one_line
 
+# What Orbax raises for files that are damaged, though their digests fit.
+_DAMAGE: tuple[type[Exception], ...] = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+)
+_DAMAGE += (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Orbax warns about a metadata file that checkpoints of one item do not have.
 logging.getLogger("absl").addFilter(
     lambda record: "Metadata file does not" not in record.getMessage()
 )
 
 
+@contextlib.contextmanager
+def damage_as_input_error(path: epath.Path) -> Iterator[None]:
+    """Raise InputError for what Orbax raises where files of a checkpoint are damaged.
+
+    Whoever wrote the files may have written their digests too. Failures of the machine, of a bucket
+    and of other processes stay as they are.
+
+    Args:
+      path: directory of the arrays, for the error.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        reason = one_line(str(error))[:200] or type(error).__name__
+        raise InputError(f"{path}: cannot be read ({reason}). Use another checkpoint.") from error
+
+
 def read_param_shapes(path: epath.Path) -> Any:
     """Return the parameters of a model in a checkpoint as a tree of `jax.ShapeDtypeStruct`.
 
     Those that only training uses are left out.
+
+    Raises:
+      InputError: files of the checkpoint are damaged.
     """
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path / PARAMS_DIR).item_metadata.tree
-    model = {name: part for name, part in tree.items() if name not in TRAINING_MODULES}
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)
+    path = path / PARAMS_DIR
+    with damage_as_input_error(path), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        metadata = reader.metadata(path).item_metadata
+        if metadata is None:
+            raise InputError(f"{path}: has no metadata of its arrays. Use another checkpoint.")
+        model = {name: v for name, v in metadata.tree.items() if name not in TRAINING_MODULES}
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)
 
 
 def check_params(path: epath.Path, target: Any, saved_shapes: Any) -> None:
@@ -77,11 +114,15 @@ def load_params(path: epath.Path, target: Any) -> Any:
       path: directory of one checkpoint, the parent of `params`; it may have further parameters.
       target: tree of `jax.ShapeDtypeStruct`. Its shardings decide where arrays go; without
         shardings they are NumPy arrays.
+
+    Raises:
+      InputError: files of the checkpoint are damaged.
     """
+    path = path / PARAMS_DIR
     args = ocp.args.PyTreeRestore(
         item=target,
         restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True,
     )
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path / PARAMS_DIR, args=args)
+    with damage_as_input_error(path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(path, args=args)

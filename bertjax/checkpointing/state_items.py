@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.checkpointing.integrity import PARAMS_DIR, TRAINING_DIR
+from bertjax.checkpointing.parameters import damage_as_input_error
 from bertjax.mesh.feed import to_devices
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
@@ -38,6 +39,9 @@ def restore_state(path: epath.Path, target: TrainState) -> TrainState:
       path: the checkpoint.
       target: `jax.ShapeDtypeStruct` with shardings. Names of its metric sums that the checkpoint
         does not have start at 0.
+
+    Raises:
+      InputError: files of the checkpoint are damaged.
     """
     params = _restore(path / PARAMS_DIR, target.params)
     training = _restore(path / TRAINING_DIR, _training_tree(target))
@@ -70,5 +74,5 @@ def _training_tree(state: TrainState) -> dict[str, Any]:
 
 
 def _restore(path: epath.Path, target: Any) -> Any:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
+    with damage_as_input_error(path), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        return reader.restore(path, args=ocp.args.StandardRestore(target))

@@ -119,6 +119,7 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
 
 def _read_bertjax(path: epath.Path) -> NumpyModel:
     config, params = read_model_config(path / "config.json"), read_param_shapes(path)
+    _check_shapes(params, config, path)  # before memory is allocated for them
     data = read_config_dict(path / "config.json").get("data") or {}
     check_schema(f"{path}: data.", data, {"glue?": str, "problem_type?": str}, "Use another one.")
     glue = data.get("glue")
@@ -133,11 +134,11 @@ def _read_bertjax(path: epath.Path) -> NumpyModel:
     )
 
 
-def _check_model(model: NumpyModel, path: epath.Path) -> None:
-    """Raise InputError for unknown heads, wrong shapes or numbers, or too many tokens."""
-    check_modules_known(model.params, path)
-    expected = dict(named_leaves(param_shapes(model.config)))
-    for name, array in named_leaves(model.params):
+def _check_shapes(params: Any, config: BertConfig, path: epath.Path) -> None:
+    """Raise InputError for unknown heads or wrong shapes of a tree of arrays or shapes."""
+    check_modules_known(params, path)
+    expected = dict(named_leaves(param_shapes(config)))
+    for name, array in named_leaves(params):
         if name not in expected:
             raise InputError(f"{path}: has {name}, which BERT lacks. Give a BERT model.")
         if array.shape != expected[name].shape:
@@ -145,6 +146,11 @@ def _check_model(model: NumpyModel, path: epath.Path) -> None:
                 f"{path}: {name} has shape {array.shape}, its configuration says "
                 f"{expected[name].shape}. Give the configuration of this model."
             )
+
+
+def _check_model(model: NumpyModel, path: epath.Path) -> None:
+    """Raise InputError for unknown heads, wrong shapes or numbers, or too many tokens."""
+    _check_shapes(model.params, model.config, path)
     check_finite_params(path, model.params)
     if model.unexpected_keys:
         names = ", ".join(model.unexpected_keys[:5])

@@ -12,6 +12,7 @@ import safetensors
 from etils import epath
 
 from bertjax.formats.detection import TORCH_WEIGHTS, WEIGHTS
+from bertjax.mesh.memory import available_host_memory, format_bytes
 from data_pipelines.errors import InputError
 from data_pipelines.paths import member_path
 from data_pipelines.schema import check_regular, read_json_object
@@ -106,8 +107,18 @@ def _read_files(path: epath.Path) -> dict[str, np.ndarray]:
     raise InputError(f"{path}: no {WEIGHTS}. Give a model directory of Hugging Face.")
 
 
-def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
+def _check_size(path: epath.Path) -> None:
+    """Raise InputError if a file is not regular, or larger than the memory that it would fill."""
     check_regular(path, _FIX)
+    if (size := epath.Path(path).stat().length) > (available := available_host_memory()):
+        raise InputError(
+            f"{path}: has {format_bytes(size)}, and this process has {format_bytes(available)} of "
+            "memory left. Use a machine with more memory, if the file is not damaged."
+        )
+
+
+def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
+    _check_size(path)
     try:
         content = path.read_bytes()
         _check_content(content[:64], path)
@@ -120,10 +131,13 @@ def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
                 f"{path}: {name} has dtype {entry['dtype']}, which is not supported. Give the "
                 "model before quantization."
             )
-    return {
-        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in entries
-    }
+    try:
+        return {
+            name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in entries
+        }
+    except ValueError as error:  # a shape of a hundred axes, or of no numbers and a huge axis
+        raise InputError(f"{path}: cannot be read ({error}). Download it again.") from error
 
 
 def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
@@ -134,7 +148,7 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             f"{path}: needs torch, which is not installed. Install it, or give model.safetensors, "
             "which save_pretrained of transformers writes."
         ) from None
-    check_regular(path, _FIX)
+    _check_size(path)
     try:
         with path.open("rb") as file:
             _check_content(file.read(64), path)
