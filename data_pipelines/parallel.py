@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
+MAX_WORKERS = 1024  # processes or threads that a user may ask for
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

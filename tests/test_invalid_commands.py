@@ -4,7 +4,9 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
+import time
 
 import pytest
 from conftest import sample_text, sample_vocabulary
@@ -292,3 +294,49 @@ def test_score_rejects_deeply_nested_json(tmp_path, refused) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     paths = "--data", tmp_path / "deep.json", "--predictions", tmp_path / "deep.json"
     assert "deep.json:1: not JSON (column 1: it is nested" in refused("score", "squad", *paths)
+
+
+HUGE = (99_999_999, 10**15)
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["preflight", *SMOKE, "--topology", "cpu:N"],
+        ["preflight", *SMOKE, "--topology", "v5e:NxN"],
+        ["preflight", *SMOKE, "--topology", "v5p:NxNxN"],
+        ["preflight", *SMOKE, "--topology", "h100:N"],
+        ["preflight", *SMOKE, "--topology", "h100:Nx8"],
+        ["preflight", *SMOKE, "--topology", "cpu:8", "--parallel-runs", "N"],
+        ["train", *SMOKE, "--workdir", "new", "--config.mesh.data=N"],
+        ["train", *SMOKE, "--workdir", "new", "--config.mesh.fsdp=N"],
+        ["train", *SMOKE, "--workdir", "new", "--config.mesh.tensor=N"],
+        ["train", *SMOKE, "--workdir", "new", "--config.data.workers=N"],
+        ["train", *SMOKE, "--workdir", "new", "--num-processes", "N", "--process-id", "0"],
+        ["sweep", *SMOKE, "--workdir", "new", "--seeds", "N"],
+        ["sweep", *SMOKE, "--workdir", "new", "--runs-per-device", "N"],
+        ["inspect", *SMOKE, "--num-processes", "N"],
+        ["inspect", *SMOKE, "--steps", "N"],
+        ["inspect", *SMOKE, "--start", "N"],
+        ["vocab", *TEXT, "--output", "new", "--vocab-size", "N"],
+        ["vocab", *TEXT, "--output", "new", "--workers", "N"],
+        ["prepare", *TEXT, "--vocab", "vocab.txt", "--output", "new", "--num-shards", "N"],
+        ["prepare", *TEXT, "--vocab", "vocab.txt", "--output", "new", "--workers", "N"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-2]} {words[-1]}",
+)
+def test_huge_numbers_are_rejected_before_memory_is_allocated(
+    corpus, tmp_path, monkeypatch, refused, text, vocab, words, number
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    smoke = f"{PRETRAIN}:smoke,data={corpus}"
+    words = [smoke if word == SMOKE[1] else word.replace("N", str(number)) for word in words]
+    words += ["--config.model.vocab_size=128"] * (smoke in words)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    error = refused(*words)
+    assert str(number)[:8] in error.replace(",", ""), error
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, error
+    assert time.process_time() - start < 5, error
+    assert not (tmp_path / "new").exists()

@@ -4,11 +4,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
+from data_pipelines.parallel import MAX_WORKERS
 
 if TYPE_CHECKING:
     from data_pipelines.text.sources import ReadOptions
-
-_MAX_WORKERS = 1024
 
 
 def add_text(parser: argparse.ArgumentParser, output: str) -> None:
@@ -98,8 +97,8 @@ def num_workers(text: str) -> int:
     """Return a number of worker processes, for argparse's `type`."""
     if (number := int(text)) < 0:
         raise argparse.ArgumentTypeError(f"{number} is less than 0")
-    if number > _MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"{number} is more than {_MAX_WORKERS}")
+    if number > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {MAX_WORKERS}")
     return number
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
+from data_pipelines.parallel import MAX_WORKERS
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import SequenceLimits
 
@@ -112,6 +113,12 @@ class PretrainingOptions:
         }.items():
             if (value := getattr(self, name)) is not None and value < minimum:
                 raise InputError(f"{name}={value}: below the minimum. Use at least {minimum}.")
+        for name, maximum in {
+            "workers": MAX_WORKERS,
+            "max_examples_per_seq": self.max_seq_length,
+        }.items():
+            if (value := getattr(self, name)) is not None and value > maximum:
+                raise InputError(f"{name}={value}: is too large. Use at most {maximum}.")
         for name, choices in {
             "objective": OBJECTIVES,
             "masking": masking.MASKING_UNITS,
