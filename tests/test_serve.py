@@ -3,12 +3,15 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import json
+import pathlib
 import random
 import re
 import socket
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,12 +153,14 @@ def be_patient() -> None:
     server_module._SHUTDOWN_SECONDS, termination._GRACE_SECONDS = LONG, LONG
 
 
-@pytest.mark.slow
-def test_stopped_server_answers_accepted_requests(tmp_path) -> None:
+def start_server(
+    path: pathlib.Path, begin: Callable[[], None] | None = None
+) -> tuple[Command, int]:
+    """Start `bertjax serve` of a small model; return the process and its port."""
     with bind_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    model = write_model(tmp_path / "model", "fill_mask")
-    server = Command("serve", "--checkpoint", model, "--port", port, begin=be_patient)
+    model = write_model(path, "fill_mask")
+    server = Command("serve", "--checkpoint", model, "--port", port, begin=begin)
 
     def is_ready() -> bool:
         with contextlib.suppress(ConnectionRefusedError):
@@ -164,6 +169,47 @@ def test_stopped_server_answers_accepted_requests(tmp_path) -> None:
         return False
 
     wait_until(is_ready)
+    return server, port
+
+
+def post(line: socket.socket, body: bytes, length: int | None = None) -> None:
+    """Send a request to predict, with as many bytes of its body as are given."""
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}"
+    line.sendall(f"{head}\r\n\r\n".encode() + body)
+
+
+@pytest.mark.slow
+def test_stopped_server_waits_for_slow_clients_no_longer_than_it_says(tmp_path) -> None:
+    server, port = start_server(tmp_path / "model")
+    large = json.dumps({"inputs": ["[MASK] " * 28] * 32, "return_all_scores": True}).encode()
+    small = json.dumps({"inputs": "ba [MASK]"}).encode()
+    connect = functools.partial(socket.create_connection, ("127.0.0.1", port), timeout=LONG)
+    with connect() as sender, connect() as half, socket.socket() as reader, connect() as other:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the server has to wait
+        reader.connect(("127.0.0.1", port))
+        post(reader, large)
+        assert reader.recv(12) == b"HTTP/1.1 200"  # the answer is on its way, and stays there
+        post(sender, b"{", length=1000)
+        half.sendall(b"POST /pre")
+        post(other, small)
+        answer = b""
+        while b'"sequence"' not in answer:  # slow clients delay no others
+            answer += other.recv(1 << 16)
+        begin = time.monotonic()
+        server.terminate()
+        while server.poll() is None:
+            with contextlib.suppress(OSError):
+                sender.sendall(b" ")
+            assert time.monotonic() < begin + 3 * termination._GRACE_SECONDS
+            time.sleep(0.1)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert server.poll() == 75
+    assert "stopped: run the same command again" in server.communicate()[1]
+
+
+@pytest.mark.slow
+def test_stopped_server_answers_accepted_requests(tmp_path) -> None:
+    server, port = start_server(tmp_path / "model", be_patient)
     body = json.dumps({"inputs": ["ba [MASK]"] * 32}).encode()
     with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
