@@ -88,6 +88,8 @@ def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
 def to_devices(value: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
     """Return a global array from a value that every process has; each copies its own shards.
 
+    `jax.device_put` would send the value from process 0 to the others to compare it.
+
     Args:
       value: array or number.
       target: shape, to which the value is broadcast, dtype and sharding of the result.

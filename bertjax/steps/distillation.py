@@ -242,10 +242,16 @@ class DistillationObjective(StudentObjective):
         return params
 
     def train_constants(self) -> Any:
-        """Return the parameters of the teacher in its dtype, and the task's constants."""
+        """Return the parameters of the teacher and the task's constants."""
+        return {"teacher": self._load_teacher(), "task": self.objective.constants()}
+
+    def train_constant_shapes(self) -> Any:
+        """Return the shapes of the constants, those of the teacher in its dtype."""
         dtype = jnp.dtype(self.config.distill.teacher_dtype)
-        teacher = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self._load_teacher())
-        return {"teacher": teacher, "task": self.objective.constants()}
+        teacher = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), self.teacher_shapes
+        )
+        return {"teacher": teacher, "task": jax.eval_shape(self.objective.constants)}
 
     def train_sums(
         self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array

@@ -65,5 +65,5 @@ class StateInitializer:
             return objective.train_sums(params, batch, None, constants, jnp.float32(0))
 
         batch = objective.batch_shapes(objective.batch_size)
-        constants = jax.eval_shape(objective.train_constants)
+        constants = objective.train_constant_shapes()
         return cast(Sums, jax.eval_shape(sums, self._param_shapes, batch, constants))

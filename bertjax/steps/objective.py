@@ -127,6 +127,10 @@ class Objective(abc.ABC):
         """Return a tree of arrays that `train_sums` reads and that are not trained."""
         return self.constants()
 
+    def train_constant_shapes(self) -> Any:
+        """Return the shapes of `train_constants`, whose arrays may take long to read."""
+        return jax.eval_shape(self.train_constants)
+
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:

@@ -75,8 +75,8 @@ class ParallelStepFunctions:
         )
         per_run_shapes = {"rates": per_run(jnp.float32), "seeds": per_run(jnp.uint32)}
         self.constant_shapes, self.train_constant_shapes = (
-            per_run_shapes | {"fixed": with_shardings(jax.eval_shape(fixed), self._replicated)}
-            for fixed in (objective.constants, objective.train_constants)
+            per_run_shapes | {"fixed": with_shardings(fixed, self._replicated)}
+            for fixed in (jax.eval_shape(objective.constants), objective.train_constant_shapes())
         )
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         self.init_shapes = with_shardings(shapes, self._replicated)

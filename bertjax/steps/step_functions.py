@@ -72,9 +72,7 @@ class StepFunctions:
         self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self.constant_shapes = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
-        self.train_constant_shapes = sharded_shapes(
-            self.mesh, jax.eval_shape(objective.train_constants)
-        )
+        self.train_constant_shapes = sharded_shapes(self.mesh, objective.train_constant_shapes())
         self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
         self._compiler = Compiler(self.mesh, sdc_checker=config.sdc_checker)
@@ -99,16 +97,15 @@ class StepFunctions:
 
     def constants(self) -> Any:
         """Return the arrays that evaluation and prediction read and that are not trained."""
-        return jax.device_put(self.objective.constants(), shardings_of(self.constant_shapes))
+        return jax.tree.map(to_devices, self.objective.constants(), self.constant_shapes)
 
     def train_constants(self) -> Any:
         """Return the arrays that the train step reads and does not train."""
         constants = self.objective.train_constants()
-        return jax.device_put(constants, shardings_of(self.train_constant_shapes))
+        return jax.tree.map(to_devices, constants, self.train_constant_shapes)
 
     def with_progress(self, constants: Any, progress: float) -> Any:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
-        # `jax.device_put` would compare the value between processes at every step.
         return {"fixed": constants, "progress": to_devices(progress, self._progress)}
 
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
