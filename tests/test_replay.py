@@ -1,13 +1,17 @@
 """Replays of steps: digests, flipped bits, and results that do not change."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import in_test_all
 from pretraining_runs import make_run_config
+from program import Program
 from run_outputs import metrics
 
+from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.errors import CorruptionError
 from bertjax.steps import replay as replay_module
 from bertjax.steps.compilation import compiler_options
@@ -75,6 +79,42 @@ def test_replay_names_the_device_with_a_flipped_bit(corpus, tmp_path, monkeypatc
         trainer.train()
     assert calls == [4, 4, 9, 9]
     assert trainer.checkpointer.all_steps()[-1] == 8  # before the doubtful step
+
+
+def flip_on_last_device() -> None:
+    """Compute the gradient of step 10 the second time from a flipped bit, on the last device."""
+    compile_replay, calls = StepFunctions.compile_replay_step, []
+
+    def compile_faulty(self: StepFunctions, batch_size: int):
+        replay = compile_replay(self, batch_size)
+
+        def compute(params, step, batch, constants):
+            calls.append(int(step))
+            bias = params["mlm"]["bias"]
+            bias = flip_bit(bias, jax.local_devices()[-1]) if len(calls) == 4 else bias
+            return replay(params | {"mlm": params["mlm"] | {"bias": bias}}, step, batch, constants)
+
+        return compute
+
+    StepFunctions.compile_replay_step = compile_faulty  # type: ignore[method-assign]
+
+
+@pytest.mark.minutes
+def test_replay_names_process_and_device_of_two_processes(corpus, tmp_path) -> None:
+    program = Program(
+        corpus,
+        tmp_path / "run",
+        2,
+        checkpoint_every=4,
+        replay_every=5,
+        begin_last=flip_on_last_device,
+    )
+    assert program.wait() == [1, 1], program.stderr
+    for process_id in range(2):
+        sentence = program.sentence(process_id)
+        named = re.search(r"bertjax: step 10: .* differ on device \d+ of process 1, whi", sentence)
+        assert named, program.stderr[process_id]
+    assert Checkpointer(tmp_path / "run" / "checkpoints").all_steps()[-1] == 8
 
 
 @pytest.mark.minutes
