@@ -19,13 +19,13 @@ Operation = tuple[str, str]  # name of the operation, role of the file
 
 _RENAMES = {"os.rename": "rename", "os.link": "link"}
 _REMOVALS = {"os.remove": "remove", "os.rmdir": "rmdir", "os.mkdir": "mkdir"}
-_OF_ORBAX = re.compile(r"ocdbt|/(params|training)(/|\.|$)|orbax|_METADATA|_sharding")
+OF_ORBAX = re.compile(r"ocdbt|/(params|training)(/|\.|$)|orbax|_METADATA|_sharding")
 
 
-def _role(path: object, root: str) -> str | None:
-    """Return the path below the root without its numbers; None if it is elsewhere or Orbax's."""
+def role_of(path: object, root: str) -> str | None:
+    """Return the path below the root without its numbers; None if it is elsewhere."""
     name = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes) else ""
-    if not name.startswith(root + os.sep) or _OF_ORBAX.search(name):
+    if not name.startswith(root + os.sep):
         return None
     return re.sub(r"\d+", "N", re.sub(r"[0-9a-f]{12,}", "X", name.removeprefix(root + os.sep)))
 
@@ -41,7 +41,8 @@ def watch(root: str, act: Callable[[Operation, str], None]) -> None:
         else:
             name = _RENAMES.get(event, "") or _REMOVALS.get(event, "")
             path = arguments[1] if event in _RENAMES else arguments[0] if name else ""
-        if name and (role := _role(path, root)) is not None:
+        role = role_of(path, root) if name else None
+        if role is not None and not OF_ORBAX.search(f"/{role}"):
             act((name, role), os.fsdecode(path))
 
     sys.addaudithook(hook)
