@@ -3,17 +3,20 @@
     python -m experiments.bench.mutations --count 20000 --commands 300
     python -m experiments.bench.mutations --reader bertjax --first-seed 17 --count 1
 
-A child process reads mutations, one after the other, and is restarted after one that ends it. A
-failure is another exception than those of input, a message of more than one line or 500
-characters, a signal, more than 2 s of processor time, or 500 MB of memory more than before. Each
-is printed with its reader and seed; the second command repeats it. The exit status is 1 if there
-are some. 20,000 mutations take about 15 minutes on one core.
+Files have a few kilobytes; with each twentieth seed a megabyte. A child process reads mutations,
+one after the other, and is restarted after one that ends it. A failure is another exception than
+those of input, a message of more than one line or 500 characters, a signal, more than 2 s of
+processor time, or 500 MB of memory more than before. Each is printed with its reader and seed; the
+second command repeats it. A line for each reader has the largest time and memory. The exit status
+is 1 if there are failures. 20,000 mutations take about 25 minutes on one core.
 """
 
 import argparse
 import collections
 import contextlib
+import faulthandler
 import io
+import json
 import logging
 import os
 import pathlib
@@ -25,19 +28,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import NamedTuple
 
+import numpy as np
 from etils import epath
 
 from bertjax.cli.main import main as run_command
 from bertjax.errors import CommandError
-from data_pipelines.errors import InputError
+from data_pipelines.errors import InputError, one_line
 from experiments.bench.mutations.mutate import mutate
 from experiments.bench.mutations.readers import Reader, make_readers
 
-SECONDS, MEGABYTES, ALARM = 2.0, 500, 15
+SECONDS, MEGABYTES, ALARM = 2.0, 500, 60
+_SIZES, _PERIOD = (2_000, 1 << 20), 20  # bytes of files; each such seed has the large ones
 _PER_CHILD = 200  # mutations
+_MAX_RESERVED = 8 << 30  # bytes of addresses, so that no mutation takes all memory of the machine
 _SUBCOMMANDS = "config convert embed evaluate export inspect predict prepare report score vocab"
 _OPTIONS = [
     "--checkpoint",
@@ -77,21 +84,29 @@ class SlowError(Exception):
     """A mutation that takes more than `ALARM` seconds."""
 
 
-def check_mutation(reader: Reader, directory: pathlib.Path, seed: int) -> str:
-    """Read a mutation; return what is wrong, "" if nothing."""
+class Outcome(NamedTuple):
+    """Outcome of a call: what is wrong, "" if nothing; processor time in seconds; memory in MB."""
+
+    problem: str
+    seconds: float
+    megabytes: float
+
+
+def check_mutation(reader: Reader, directory: pathlib.Path, seed: int) -> Outcome:
+    """Read a mutation of a file in a directory of the reader's files."""
     name = random.Random(seed).choice(sorted(reader.files))
-    path = directory / name
-    path.write_bytes(mutate(reader.files[name], seed))
+    (directory / name).write_bytes(mutate(reader.files[name], seed))
     reader.prepare(directory)
     try:
         return _watch(lambda: reader.read(epath.Path(directory)), name)
     finally:
-        for other in {name, *({"files.json"} & reader.files.keys())}:
-            (directory / other).write_bytes(reader.files[other])
+        for other in reader.files:
+            if other == name or other.endswith("files.json"):  # which `prepare` may change
+                (directory / other).write_bytes(reader.files[other])
 
 
-def check_command(words: Sequence[str]) -> str:
-    """Run a command in this process; return what is wrong, "" if nothing."""
+def check_command(words: Sequence[str]) -> Outcome:
+    """Run a command in this process."""
     error = io.StringIO()
 
     def run() -> None:
@@ -102,64 +117,99 @@ def check_command(words: Sequence[str]) -> str:
         ):
             run_command(words)
 
-    problem = _watch(run, " ".join(words)[:200], seconds=ALARM)
+    outcome = _watch(run, " ".join(words)[:200], seconds=ALARM)
     lines = [line for line in error.getvalue().splitlines() if line.startswith("bertjax: ")]
     is_long = len(lines) > 1 or any(len(line) > 700 for line in lines)
-    return problem or (f"message: {lines}" if is_long else "")
+    return outcome._replace(problem=f"message: {lines}") if is_long else outcome
 
 
-def _watch(call: Callable[[], object], name: str, seconds: float = SECONDS) -> str:
+def _watch(call: Callable[[], object], name: str, seconds: float = SECONDS) -> Outcome:
     def stop(number: int, frame: FrameType | None) -> None:
         raise SlowError
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(ALARM)
-    memory, start = _peak_mb(), time.process_time()
+    faulthandler.dump_traceback_later(2 * ALARM, exit=True)  # Python's handler waits for C code
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    memory, start, problem = _peak_mb(), time.process_time(), ""
     try:
-        call()
+        if not _is_finite(call()):
+            problem = "a number that is not finite"
     except (InputError, CommandError) as error:
         if len(str(error)) > 500 or not str(error).isprintable():
-            return f"{name}: message of {len(str(error))} characters"
+            problem = f"message of {len(str(error))} characters"
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "/site-packages/" not in frame.filename][-1]
         place = f"{pathlib.Path(ours.filename).name}:{ours.lineno}"
-        return f"{name}: {type(error).__name__} at {place}: {error}"[:300]
+        problem = f"{type(error).__name__} at {place}: {error}"
     finally:
         signal.alarm(0)
-    if (used := time.process_time() - start) > seconds:
-        return f"{name}: {used:.1f} s"
-    if (grown := _peak_mb() - memory) > MEGABYTES:
-        return f"{name}: {grown:.0f} MB"
-    return ""
+        faulthandler.cancel_dump_traceback_later()
+    used, grown = time.process_time() - start, _peak_mb() - memory
+    if used > seconds:
+        problem = problem or f"{used:.1f} s"
+    if grown > MEGABYTES:
+        problem = problem or f"{grown:.0f} MB"
+    return Outcome(one_line(f"{name}: {problem}"[:300]) if problem else "", used, grown)
 
 
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run_in_children(count: int, first: int, check: Callable[[int], str]) -> list[tuple[int, str]]:
-    """Return number and problem of the failed checks among `count` from `first` on."""
-    failures, number = [], first
+def _is_finite(value: object) -> bool:
+    """Return whether all numbers in lists, dictionaries and arrays are finite."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float | np.floating) or bool(np.isfinite(value))
+
+
+def run_in_children(
+    count: int,
+    first: int,
+    check: Callable[[int], Outcome],
+    begin: Callable[[], object] = lambda: None,
+) -> tuple[list[tuple[int, str]], str]:
+    """Run checks in children, one after the other.
+
+    Args:
+      count: number of checks.
+      first: number of the first check.
+      check: takes the number of a check.
+      begin: called first in each child.
+
+    Returns:
+      Number and problem of the failed checks, and the largest time and memory as a text.
+    """
+    failures, number, largest = [], first, (0.0, 0.0)
     while number < first + count:
         end = min(number + _PER_CHILD, first + count)
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            begin()
+            address_space = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+            limit = address_space * resource.getpagesize() + _MAX_RESERVED
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             for i in range(number, end):
-                os.write(writer, f"{i}\t{check(i)}\n".replace("\0", "").encode("utf-8", "replace"))
+                os.write(writer, (json.dumps([i, *check(i)]) + "\n").encode())
             os._exit(0)
         os.close(writer)
-        with os.fdopen(reader, errors="replace") as lines:
-            done = [line.rstrip("\n").partition("\t") for line in lines]
+        with os.fdopen(reader) as lines:
+            done = [(json.loads(line)) for line in lines]
         _, status = os.waitpid(child, 0)
-        failures += [(int(i), problem) for i, _, problem in done if i.isdecimal() and problem]
+        failures += [(i, problem) for i, problem, _, _ in done if problem]
+        for _, _, *used in done:
+            largest = max(largest[0], used[0]), max(largest[1], used[1])
         number += len(done)
         if status:
             failures.append((number, f"the process ended with status {status}"))
             number += 1
-    return failures
+    return failures, f"at most {largest[0]:.2f} s, {largest[1]:.0f} MB"
 
 
 def main() -> int:
@@ -174,35 +224,44 @@ def main() -> int:
     total: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        readers = make_readers(root)
-        names = [args.reader] if args.reader else list(readers)
+        small, large = (make_readers(root / str(size), size) for size in _SIZES)
+        names = [args.reader] if args.reader else list(small)
+        count = -(-args.count // len(names))
         for name in names:
-            reader, directory = readers[name], root / "mutated"
+            start = time.monotonic()
+            cases = [
+                (readers[name], root / f"mutated{i}") for i, readers in enumerate((small, large))
+            ]
+            failures, largest = _run_mutations(count, args.first_seed, cases)
+            total.update(mutations=count, failures=len(failures))
+            seconds = time.monotonic() - start
+            print(f"{name}: {len(failures)} of {count} in {seconds:.0f} s; {largest}", flush=True)
+            for seed, problem in failures[:20]:
+                print(f"  seed {seed}: {problem}", flush=True)
+        total.update(_run_commands(args.commands, root / str(_SIZES[0]), args.first_seed))
+    print(dict(total))
+    return total["failures"] > 0
+
+
+def _run_mutations(
+    count: int, first: int, cases: Sequence[tuple[Reader, pathlib.Path]]
+) -> tuple[list[tuple[int, str]], str]:
+    """Run the mutations of one reader, in a directory of small files and one of large files."""
+
+    def begin() -> None:
+        for reader, directory in cases:
             shutil.rmtree(directory, ignore_errors=True)
             if reader.base:
                 shutil.copytree(reader.base, directory)
             for file, content in reader.files.items():
                 (directory / file).parent.mkdir(parents=True, exist_ok=True)
                 (directory / file).write_bytes(content)
-            count = -(-args.count // len(names))
+            reader.read(epath.Path(directory))  # imports take time, and intact files are read
 
-            def check(
-                seed: int, reader: Reader = reader, directory: pathlib.Path = directory
-            ) -> str:
-                return check_mutation(reader, directory, seed)
+    def check(seed: int) -> Outcome:
+        return check_mutation(*cases[seed % _PERIOD == 0], seed)
 
-            start = time.monotonic()
-            failures = run_in_children(count, args.first_seed, check)
-            total.update(mutations=count, failures=len(failures))
-            print(
-                f"{name}: {len(failures)} of {count} in {time.monotonic() - start:.0f} s",
-                flush=True,
-            )
-            for seed, problem in failures[:20]:
-                print(f"  seed {seed}: {problem}", flush=True)
-        total.update(_run_commands(args.commands, root, args.first_seed))
-    print(dict(total))
-    return total["failures"] > 0
+    return run_in_children(count, first, check, begin)
 
 
 def _run_commands(count: int, root: pathlib.Path, first: int) -> dict[str, int]:
@@ -219,7 +278,8 @@ def _run_commands(count: int, root: pathlib.Path, first: int) -> dict[str, int]:
             line += [f"{option}={value}"] if draw.random() < 0.5 else [option, value]
         return line
 
-    failures = run_in_children(count, first, lambda seed: check_command(words(seed)))
+    failures, largest = run_in_children(count, first, lambda seed: check_command(words(seed)))
+    print(f"commands: {len(failures)} of {count}; {largest}")
     for seed, problem in failures:
         print(f"  command {seed}: {problem}: {' '.join(words(seed))[:300]!r}", flush=True)
     return {"commands": count, "failures": len(failures)}
