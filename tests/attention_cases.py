@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.mesh.device_mesh import AXES, make_mesh
+from bertjax.model.attention.mask import MaskKind
 from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64
+MASK_KINDS = ("bidirectional", "causal", "prefix")
 
 
 def inputs(
@@ -20,19 +22,29 @@ def inputs(
     return [jax.random.normal(key, (rows, length, heads, size), dtype) for key in keys]
 
 
-def example_ids(rows: int, length: int = LENGTH) -> np.ndarray:
+def example_ids(
+    rows: int, length: int = LENGTH, mask_kind: MaskKind = "bidirectional"
+) -> np.ndarray:
     """Return example_ids: pairs of uneven lengths, then padding; different in every sequence."""
     positions = np.arange(length)
-    return np.stack(
-        [(positions // (9 + 7 * row) + 1) * (positions < length - 8) for row in range(rows)]
-    )
+    sizes = 9 + 7 * np.arange(rows)[:, None]
+    ids = (positions // sizes + 1) * (positions < length - 8)
+    is_target = positions % sizes >= sizes // 2
+    return np.where(is_target, -ids, ids) if mask_kind == "prefix" else ids
 
 
-def run(attend, arrays, ids, causal: bool = False, rate: float = 0.1, seed: int | None = 3):
+def run(
+    attend,
+    arrays,
+    ids,
+    mask_kind: MaskKind = "bidirectional",
+    rate: float = 0.1,
+    seed: int | None = 3,
+):
     """Return the output and the gradients of its weighted sum; without a seed nothing drops."""
     *qkv, weights = arrays
     key = None if seed is None else jax.random.key(seed)
-    options = {"causal": causal, "dropout_rate": rate, "dropout_key": key}
+    options = {"mask_kind": mask_kind, "dropout_rate": rate, "dropout_key": key}
 
     def loss(*qkv):
         out = attend(*qkv, jnp.asarray(ids, jnp.int32), **options)
@@ -48,12 +60,17 @@ def assert_close(results, expected, atol: float) -> None:
 
 
 def assert_equals_plain(
-    attend, shape: tuple[int, ...], causal: bool = False, rate: float = 0.1, atol: float = 1e-5
+    attend,
+    shape: tuple[int, ...],
+    mask_kind: MaskKind = "bidirectional",
+    rate: float = 0.1,
+    atol: float = 1e-5,
 ) -> None:
     """Check output and gradients of an implementation for queries of shape [B, T, N, D]."""
     rows, length, heads, size = shape
-    arrays, ids = inputs(rows, length=length, heads=heads, size=size), example_ids(rows, length)
-    results = (run(function, arrays, ids, causal, rate) for function in (attend, plain))
+    arrays = inputs(rows, length=length, heads=heads, size=size)
+    ids = example_ids(rows, length, mask_kind)
+    results = (run(function, arrays, ids, mask_kind, rate) for function in (attend, plain))
     assert_close(*results, atol)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import MASK_KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from bertjax.model.attention.plain import attention_mask, recomputed_attention
 
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
 EXAMPLE_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int32)
+# Of the mask "prefix": targets of two tokens, one, and none; no source, as at the end of a window.
+PREFIX_IDS = np.array([[1, 1, -1, -1, 2, 2, -2, 3, 3, 0, 0, 0], [-1] * 12], np.int32)
 
 
 @pytest.fixture(
@@ -24,7 +27,7 @@ EXAMPLE_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int3
     ids=["plain", "recomputed", "cpu"],
 )
 def attention(request):
-    return jax.jit(request.param, static_argnames=("causal", "dropout_rate"))
+    return jax.jit(request.param, static_argnames=("mask_kind", "dropout_rate"))
 
 
 def draw(seed: int = 0) -> list[jax.Array]:
@@ -32,37 +35,46 @@ def draw(seed: int = 0) -> list[jax.Array]:
     return [jax.random.normal(key, (ROWS, LENGTH, HEADS, SIZE)) for key in keys]
 
 
-def reference(query, key, value, example_ids, causal):
+def reference(query, key, value, example_ids, mask_kind):
     """Compute attention by loops over sequences, queries and heads, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     out = np.zeros_like(value)
     for row, position, head in np.ndindex(ROWS, LENGTH, HEADS):
-        seen = np.flatnonzero(example_ids[row] == example_ids[row, position])
-        if causal:
-            seen = seen[seen <= position]
+        seen = np.flatnonzero(np.abs(example_ids[row]) == abs(example_ids[row, position]))
+        if mask_kind != "bidirectional":
+            is_source = (example_ids[row, seen] > 0) & (mask_kind == "prefix")
+            seen = seen[is_source | (seen <= position)]
         scores = key[row, seen, head] @ query[row, position, head] / np.sqrt(SIZE)
         weights = np.exp(scores - scores.max())
         out[row, position, head] = weights / weights.sum() @ value[row, seen, head]
     return out
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_equals_its_formula(attention, causal):
-    out = attention(*draw(), EXAMPLE_IDS, causal=causal)
-    np.testing.assert_allclose(out, reference(*draw(), EXAMPLE_IDS, causal), atol=1e-6)
+@pytest.mark.parametrize("mask_kind", MASK_KINDS)
+def test_attention_equals_its_formula(attention, mask_kind):
+    ids = PREFIX_IDS if mask_kind == "prefix" else EXAMPLE_IDS
+    out = attention(*draw(), ids, mask_kind=mask_kind)
+    np.testing.assert_allclose(out, reference(*draw(), ids, mask_kind), atol=1e-6)
 
 
 def test_attention_mask_separates_examples_and_padding():
     ids = np.array([[1, 1, 2, 0]])
     expected = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     np.testing.assert_array_equal(attention_mask(ids)[0], np.array(expected, bool))
-    np.testing.assert_array_equal(attention_mask(ids, True)[0], np.tril(np.array(expected, bool)))
+    lower = np.tril(np.array(expected, bool))
+    np.testing.assert_array_equal(attention_mask(ids, "causal")[0], lower)
+
+
+def test_attention_mask_of_a_prefix_separates_source_and_target():
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
+    mask = attention_mask(np.array([[1, -1, -1, 2]]), "prefix")[0]
+    np.testing.assert_array_equal(mask, np.array(expected, bool))
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=9, max_size=9), st.booleans())
-def test_attention_mask_includes_the_query_itself(ids, causal):
-    assert np.diagonal(attention_mask(np.array([ids]), causal)[0]).all()
+@given(st.lists(st.integers(-3, 3), min_size=9, max_size=9), st.sampled_from(MASK_KINDS))
+def test_attention_mask_includes_the_query_itself(ids, mask_kind):
+    assert np.diagonal(attention_mask(np.array([ids]), mask_kind)[0]).all()
 
 
 def test_attention_of_padding_is_finite_with_its_gradient(attention):

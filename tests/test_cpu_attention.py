@@ -6,6 +6,7 @@ import pytest
 from attention_cases import (
     HEADS,
     LENGTH,
+    MASK_KINDS,
     SIZE,
     assert_close,
     assert_equals_plain,
@@ -18,21 +19,22 @@ from attention_cases import (
 from bertjax.mesh.device_mesh import AXES
 from bertjax.model.attention import cpu
 from bertjax.model.attention.cpu import attention
+from bertjax.model.attention.mask import MaskKind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask_kind", MASK_KINDS)
 @pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)
-def test_attention_takes_any_shape(shape: tuple[int, ...], causal: bool) -> None:
-    assert_equals_plain(attention, shape, causal, atol=5e-6)
+def test_attention_takes_any_shape(shape: tuple[int, ...], mask_kind: MaskKind) -> None:
+    assert_equals_plain(attention, shape, mask_kind, atol=5e-6)
 
 
 @pytest.mark.parametrize("scores", [1, 2 * 32**2, 3 * 32**2])
 def test_attention_by_groups_of_heads_equals_all_at_once(scores: int, monkeypatch) -> None:
     arrays, ids = inputs(2, length=32, heads=4, size=8), example_ids(2, 32)
-    whole = run(attention, arrays, ids, causal=True)
+    whole = run(attention, arrays, ids, mask_kind="causal")
     monkeypatch.setattr(cpu, "_MAX_SCORES", scores)
-    assert_close(run(attention, arrays, ids, causal=True), whole, atol=1e-6)
+    assert_close(run(attention, arrays, ids, mask_kind="causal"), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

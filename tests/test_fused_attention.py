@@ -8,6 +8,7 @@ import pytest
 from attention_cases import (
     HEADS,
     LENGTH,
+    MASK_KINDS,
     SIZE,
     assert_close,
     assert_equals_plain,
@@ -19,6 +20,7 @@ from conftest import in_test_all
 
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention import cpu, gpu, tpu
+from bertjax.model.attention.mask import MaskKind
 from bertjax.model.attention.plain import attention as plain
 from bertjax.model.attention.plain import recomputed_attention
 
@@ -36,10 +38,10 @@ def attention(request):
     return IMPLEMENTATIONS[request.param]
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask_kind", MASK_KINDS)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
-def test_attention_and_gradients_equal_plain(attention, causal: bool, rate: float) -> None:
-    assert_equals_plain(attention, (2, LENGTH, HEADS, SIZE), causal, rate)
+def test_attention_and_gradients_equal_plain(attention, mask_kind: MaskKind, rate: float) -> None:
+    assert_equals_plain(attention, (2, LENGTH, HEADS, SIZE), mask_kind, rate)
 
 
 def test_attention_without_a_key_drops_nothing(attention) -> None:
@@ -70,6 +72,7 @@ def test_attention_does_not_depend_on_the_mesh(attention, axes: tuple[int, int, 
 def test_attention_of_padding_and_huge_scores_is_finite(name: str, length: int) -> None:
     query, key, value, weights = inputs(1, length=length)
     arrays = [1e4 * query, 1e4 * key, value, weights]
-    for ids in (example_ids(1, length), np.zeros((1, length))):
-        results = run(IMPLEMENTATIONS[name], arrays, ids, causal=True)
+    cases = [(example_ids(1, length, kind), kind) for kind in ("causal", "prefix")]
+    for ids, mask_kind in (*cases, (np.zeros((1, length)), "causal")):
+        results = run(IMPLEMENTATIONS[name], arrays, ids, mask_kind)
         assert all(np.isfinite(x).all() for x in results)

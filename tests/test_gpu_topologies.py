@@ -31,7 +31,8 @@ kind, folder = sys.argv[1], sys.argv[2]
 (device,) = Topology(f"{kind}:1").devices()
 mesh = make_mesh(1, 1, 1, [device])
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
+cases = [(length, size, "bidirectional") for length, size in ((128, 64), (512, 32), (512, 128))]
+for length, size, mask_kind in (*cases, (512, 64, "bidirectional"), (512, 64, "prefix")):
     qkv = jax.ShapeDtypeStruct((4, length, 2, size), jnp.bfloat16, sharding=sharding)
     ids = jax.ShapeDtypeStruct((4, length), jnp.int32, sharding=sharding)
 
@@ -39,11 +40,12 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
         implementation = choose_implementation(qkv[0])
         assert str(implementation) == "gpu kernels", implementation
         dropout = {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}
-        return implementation.attend(*qkv, ids, **dropout).astype(jnp.float32).sum()
+        out = implementation.attend(*qkv, ids, mask_kind=mask_kind, **dropout)
+        return out.astype(jnp.float32).sum()
 
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower((qkv,) * 3, ids)
-        dump = {"xla_dump_to": f"{folder}/{length}-{size}", "xla_gpu_dump_llvmir": True}
+        dump = {"xla_dump_to": f"{folder}/{length}-{size}-{mask_kind}", "xla_gpu_dump_llvmir": True}
         if jax.__version_info__ >= (0, 12):
             dump["xla_dump_emitter_re"] = "ptx"
         lowered.compile(dump)  # with PTX
@@ -78,7 +80,7 @@ def test_attention_kernels_use_tensor_cores_and_spill_no_registers(kind, arch, t
             assembler_log,
         )
         kernels.append((file.parent.name, name[1]))
-    assert len(kernels) == len(set(kernels)) == 12
+    assert len(kernels) == len(set(kernels)) == 15
 
 
 @pytest.mark.slow

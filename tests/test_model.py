@@ -147,6 +147,8 @@ def test_encoder_init_differs_between_layers():
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
         ({"initializer_range": float("nan")}, "initializer_range=nan"),
         ({"hidden_act": "swish"}, "hidden_act='swish': unknown. Use gelu or gelu_tanh or relu"),
+        ({"decoder": "suffix"}, "decoder='suffix': unknown. Use '' or prefix"),
+        ({"decoder": "prefix", "causal": True}, "decoder='prefix': the source is bidirectional"),
         ({"dtype": "float16"}, "dtype='float16': unknown. Use float32 or bfloat16"),
     ],
 )
@@ -222,6 +224,33 @@ def test_causal_encoder_does_not_attend_to_later_tokens():
     before, after = encode(config, *inputs()), encode(config, *changed_at(10))
     np.testing.assert_allclose(before[:, :10], after[:, :10], atol=1e-6)
     assert (np.abs(before - after).max(-1)[:, 10:] > 1e-3).all()
+
+
+def test_prefix_decoder_leaks_no_target() -> None:
+    config = with_(decoder="prefix")
+    input_ids, _, example_ids, positions = (x.copy() for x in inputs())
+    # In each sequence an example of source and target, then another one, then padding.
+    example_ids[:], positions[:] = 0, np.arange(LENGTH) % 6
+    example_ids[:, :6], example_ids[:, 6:12] = 1, 2
+    token_type_ids = ((positions >= 3) & (example_ids > 0)).astype(np.int32)
+
+    def changes(changed: int) -> np.ndarray:
+        """Return which positions see a change of the token at a position."""
+        other_ids = input_ids.copy()
+        other_ids[:, changed] = 5 + (other_ids[:, changed] + 1) % 100
+        arrays = token_type_ids, example_ids, positions
+        before, after = (encode(config, ids, *arrays) for ids in (input_ids, other_ids))
+        return np.flatnonzero((np.abs(before - after).max(axis=-1) > 1e-6).any(axis=0))
+
+    assert changes(7).tolist() == [6, 7, 8, 9, 10, 11]  # of the source: its whole example
+    assert changes(3).tolist() == [3, 4, 5] and changes(10).tolist() == [10, 11]
+
+
+def test_prefix_decoder_at_positions_equals_encoding_all() -> None:
+    config, positions = with_(decoder="prefix"), np.array([[0, 3, 9], [15, 7, 0]], np.int32)
+    apply = functools.partial(Encoder(config).apply, params(), *inputs(), deterministic=True)
+    some = apply(output_positions=positions, method=encode_at_positions)
+    np.testing.assert_allclose(some, gather(encode(config, *inputs()), positions), atol=1e-5)
 
 
 def test_bidirectional_encoder_attends_to_the_whole_pair():

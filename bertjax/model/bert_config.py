@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from bertjax.model.attention.mask import MaskKind
 from bertjax.model.dropout import byte_threshold
 from bertjax.model.initialization import ATTENTION_INITS
 from bertjax.model.layers import ACTIVATIONS
@@ -12,6 +13,7 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
+DECODERS = ("", "prefix")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
     **{"vocab_size": 10_000_000, "num_hidden_layers": 1_000, "hidden_size": 1 << 16},
@@ -71,6 +73,11 @@ class BertConfig:
         "saves memory only with `scan_layers`",
     )
     causal: bool = field(False, "causal attention: a token attends to itself and earlier tokens")
+    decoder: str = field(
+        "",
+        'decoder of a target text: "prefix" gives tokens of type 0 (the source) bidirectional and '
+        'those of type 1 (the target) causal attention; "" for none',
+    )
     feature_layers: str = field(
         "",
         'layers of a frozen encoder that heads read, such as "-1" or "-4..-1", 0 for the '
@@ -132,12 +139,26 @@ class BertConfig:
             ("hidden_act", ACTIVATIONS),
             ("dtype", DTYPES),
             ("feature_mix", FEATURE_MIXES),
+            ("decoder", DECODERS),
             ("attention_init", ATTENTION_INITS),
         ):
             if getattr(self, name) not in choices:
                 raise InputError(
-                    f"{name}={getattr(self, name)!r}: unknown. Use {' or '.join(choices)}."
+                    f"{name}={getattr(self, name)!r}: unknown. Use "
+                    f"{' or '.join(choice or repr(choice) for choice in choices)}."
                 )
+        if self.decoder and self.causal:
+            raise InputError(
+                f"decoder={self.decoder!r}: the source is bidirectional, and causal=True. Remove "
+                "one of them."
+            )
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        """Mask of the attention, as in `bertjax.model.attention.dispatch.attention`."""
+        if self.decoder:
+            return "prefix"
+        return "causal" if self.causal else "bidirectional"
 
     @property
     def feed_forward_size(self) -> int:

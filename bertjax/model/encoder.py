@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
             key,
             value,
             example_ids,
-            causal=config.causal,
+            mask_kind=config.mask_kind,
             dropout_rate=config.attention_probs_dropout_prob,
             dropout_key=None if self.deterministic else self.make_rng("dropout"),
         )
@@ -201,7 +201,7 @@ class Encoder(nn.Module):
 
         Args:
           input_ids: token ids.
-          token_type_ids: 0 for sentence A, 1 for sentence B.
+          token_type_ids: 0 for sentence A or a source, 1 for sentence B or a target.
           example_ids: 1..K for the example a token belongs to, 0 for padding.
           position_ids: position within the example.
           deterministic: turns dropout off. Otherwise `apply` needs `rngs={"dropout": key}`.
@@ -224,11 +224,18 @@ class Encoder(nn.Module):
             output_hidden_state = any(0 < depth < top for depth in depths)
             x, outputs = blocks(
                 config, deterministic, output_hidden_state=output_hidden_state, name="blocks"
-            )(x, example_ids)
+            )(x, attention_ids(config, token_type_ids, example_ids))
             hidden_states += [] if outputs is None else list(outputs)
         if layers is None:
             return x
         return jnp.stack([x if depth == top else hidden_states[depth] for depth in depths])
+
+
+def attention_ids(config: BertConfig, token_type_ids: Array, example_ids: Array) -> Array:
+    """Return the `example_ids` that attention reads: negated for target tokens of a decoder."""
+    if config.mask_kind != "prefix":
+        return example_ids
+    return jnp.where(token_type_ids > 0, -example_ids, example_ids)
 
 
 def block_class(config: BertConfig) -> type[Block]:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.export import is_symbolic_dim
 
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.encoder import Encoder, block_class, block_stack
+from bertjax.model.encoder import Encoder, attention_ids, block_class, block_stack
 from bertjax.model.heads import HEADS
 
 POOLED_KEY = "pooled"  # stands for `cls_positions` of heads that read pooled vectors
@@ -91,7 +91,8 @@ def encode_at_positions(
         outputs: tuple[Array, None] = module.apply({"params": params}, *inputs, rngs=rngs)
         return outputs[0]
 
+    ids = attention_ids(config, token_type_ids, example_ids)
     if num_lower:
-        x = run(block_stack(config, num_lower, deterministic), lower, x, example_ids)
+        x = run(block_stack(config, num_lower, deterministic), lower, x, ids)
     last = jax.tree.map(lambda leaf: leaf[0], last)
-    return run(block_class(config), last, x, example_ids, output_positions)
+    return run(block_class(config), last, x, ids, output_positions)

@@ -46,7 +46,12 @@ T = TypeVar("T")
 # Fields that change what the same parameters compute, and that no parameter's shape reveals.
 _ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
 _INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
-_UNPUBLISHED_FIELDS = ("dtype", "scan_layers", "remat")  # published models do not record them
+_UNPUBLISHED_FIELDS = (
+    "dtype",
+    "scan_layers",
+    "remat",
+    "decoder",
+)  # published models do not record them
 
 
 def check_architecture(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:

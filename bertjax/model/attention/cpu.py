@@ -50,7 +50,9 @@ class _SequenceAttention(FusedKernel):
 
     def mask(self, example_ids: Array) -> Array:
         """Return the mask as summand of scores, float32 [B, T, T]: sums fuse, selections do not."""
-        return jnp.where(attention_mask(example_ids, self.causal), 0.0, jnp.finfo(jnp.float32).min)
+        return jnp.where(
+            attention_mask(example_ids, self.mask_kind), 0.0, jnp.finfo(jnp.float32).min
+        )
 
     def forward(
         self, mask: Array, keep: Array | None, query: Array, key: Array, value: Array

@@ -27,6 +27,7 @@ from bertjax.mesh.device_mesh import gpu_kind, is_traced_for_cpu, tpu_kind
 from bertjax.mesh.distributed import is_process_0
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention import plain as plain_attention
+from bertjax.model.attention.mask import MaskKind
 
 _log = logging.getLogger("bertjax")
 
@@ -93,7 +94,7 @@ def attention(
     value: Array,
     example_ids: Array,
     *,
-    causal: bool = False,
+    mask_kind: MaskKind = "bidirectional",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
@@ -105,8 +106,11 @@ def attention(
       query: [B, T, N, D], N heads of size D.
       key: [B, T, N, D].
       value: [B, T, N, D].
-      example_ids: int32 [B, T]; a token attends to the tokens with the same id.
-      causal: a token attends only to itself and earlier tokens.
+      example_ids: int32 [B, T]; a token attends to the tokens with the same id. With the mask
+        "prefix" the id of a target token is negated.
+      mask_kind: "bidirectional"; "causal" for a token that attends only to itself and earlier
+        tokens; "prefix" for source tokens, which attend to the source, and target tokens, which
+        attend to the source and to the target up to themselves (Dong et al. 2019).
       dropout_rate: dropout of the attention probabilities.
       dropout_key: key of the dropout; None for no dropout.
 
@@ -118,7 +122,7 @@ def attention(
         key,
         value,
         example_ids,
-        causal=causal,
+        mask_kind=mask_kind,
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.mesh.device_mesh import shard_map_over_batch_and_heads
+from bertjax.model.attention.mask import MaskKind
 from bertjax.model.dropout import inverse_keep_prob, threshold_and_seeds
 
 
@@ -20,14 +21,14 @@ class FusedKernel(abc.ABC):
       length: T.
       head_size: D.
       drop_threshold: of `dropout.byte_threshold`; 0 for no dropout.
-      causal: as in `dispatch.attention`.
+      mask_kind: as in `dispatch.attention`.
       interpret: run a Pallas kernel on any device, slowly.
     """
 
     length: int
     head_size: int
     drop_threshold: int
-    causal: bool
+    mask_kind: MaskKind
     interpret: bool = False
 
     @abc.abstractmethod
@@ -61,7 +62,7 @@ def fused_attention(
     value: Array,
     example_ids: Array,
     *,
-    causal: bool = False,
+    mask_kind: MaskKind = "bidirectional",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     interpret: bool = False,
@@ -73,15 +74,15 @@ def fused_attention(
       query: [B, T, N, D].
       key: [B, T, N, D].
       value: [B, T, N, D].
-      example_ids: int32 [B, T].
-      causal: as in `dispatch.attention`.
+      example_ids: int32 [B, T], as in `dispatch.attention`.
+      mask_kind: as in `dispatch.attention`.
       dropout_rate: as in `dispatch.attention`.
       dropout_key: as in `dispatch.attention`.
       interpret: as in `FusedKernel`.
     """
     drop_threshold, seeds = threshold_and_seeds(dropout_rate, dropout_key)
     _, length, _, head_size = query.shape
-    kernel = kernel_class(length, head_size, drop_threshold, causal, interpret)
+    kernel = kernel_class(length, head_size, drop_threshold, mask_kind, interpret)
 
     @jax.custom_vjp
     def attention(shared: tuple[Array, ...], *inputs: Array) -> Array:

@@ -31,6 +31,7 @@ from jax.experimental import pallas as pl
 
 from bertjax.mesh.device_mesh import gpu_kind, split_unsupported_reason
 from bertjax.model.attention.fused import FusedKernel, fused_attention, product
+from bertjax.model.attention.mask import visible_keys
 from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
 
 try:
@@ -285,9 +286,12 @@ class _Kernels(FusedKernel):
         k_positions: "_Positions",
     ) -> Array:
         scores = self.scaled(product(q, k, 1, 1))
-        mask = ids[:, None] == _load(example_ids, k_positions)[None, :]
-        if self.causal:
-            mask &= q_positions.indices[:, None] >= k_positions.indices[None, :]
+        mask = visible_keys(
+            self.mask_kind,
+            ids[:, None],
+            _load(example_ids, k_positions)[None, :],
+            lambda: (q_positions.indices[:, None], k_positions.indices[None, :]),
+        )
         if k_positions.valid is not None:
             mask &= k_positions.valid[None, :]
         return jnp.where(mask, scores, _MASKED_SCORE)

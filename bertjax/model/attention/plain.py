@@ -4,22 +4,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bertjax.model.attention.mask import MaskKind, visible_keys
 from bertjax.model.dropout import dropout
 
 
-def attention_mask(example_ids: Array, causal: bool = False) -> Array:
+def attention_mask(example_ids: Array, mask_kind: MaskKind = "bidirectional") -> Array:
     """Return the keys that each query attends to, bool [B, T queries, T keys].
 
     Padding (id 0) attends to padding, so that no softmax divides by zero.
 
     Args:
-      example_ids: int32 [B, T].
-      causal: as in `dispatch.attention`.
+      example_ids: int32 [B, T], as in `dispatch.attention`.
+      mask_kind: as in `dispatch.attention`.
     """
-    mask = example_ids[:, :, None] == example_ids[:, None, :]
-    if causal:
-        mask &= jnp.tri(example_ids.shape[1], dtype=bool)
-    return mask
+    ids = example_ids[:, :, None], example_ids[:, None, :]
+    positions = jnp.arange(example_ids.shape[1])
+    return visible_keys(mask_kind, *ids, lambda: (positions[:, None], positions))
 
 
 def attention(
@@ -28,7 +28,7 @@ def attention(
     value: Array,
     example_ids: Array,
     *,
-    causal: bool = False,
+    mask_kind: MaskKind = "bidirectional",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
@@ -36,7 +36,7 @@ def attention(
     # Keys before queries, as in the TPU kernel, so that dropout hits the same elements.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = _scores(key, query * query.shape[-1] ** -0.5)
-    mask = attention_mask(example_ids, causal).swapaxes(1, 2)[:, None]
+    mask = attention_mask(example_ids, mask_kind).swapaxes(1, 2)[:, None]
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=2).astype(value.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)
@@ -49,7 +49,7 @@ def recomputed_attention(
     value: Array,
     example_ids: Array,
     *,
-    causal: bool = False,
+    mask_kind: MaskKind = "bidirectional",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
@@ -57,7 +57,9 @@ def recomputed_attention(
 
     @jax.checkpoint
     def attend(dropout_key: Array | None, *arrays: Array) -> Array:
-        return attention(*arrays, causal=causal, dropout_rate=dropout_rate, dropout_key=dropout_key)
+        return attention(
+            *arrays, mask_kind=mask_kind, dropout_rate=dropout_rate, dropout_key=dropout_key
+        )
 
     return attend(dropout_key, query, key, value, example_ids)
 

@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.mesh.device_mesh import split_unsupported_reason, tpu_kind
 from bertjax.model.attention.fused import FusedKernel, fused_attention, product
+from bertjax.model.attention.mask import visible_keys
 from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
 
 _LANES = 128  # of a TPU's registers
@@ -184,11 +185,12 @@ class _Kernel(FusedKernel):
         ]
 
     def _attention_mask(self, k_ids: Array, q_ids: Array) -> Array:
-        mask = k_ids == q_ids
-        if self.causal:
-            key, query = (jax.lax.broadcasted_iota(jnp.int32, mask.shape, i) for i in (0, 1))
-            mask &= query >= key
-        return mask
+        def positions() -> tuple[Array, Array]:
+            shape = (self.length, self.length)
+            key, query = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in (0, 1))
+            return query, key
+
+        return visible_keys(self.mask_kind, q_ids, k_ids, positions)
 
     def _keep_mask(self, seeds: Any, sequences: Any, heads: Any, head: int, length: int) -> Array:
         """Return the weights to keep, bool [T, T], as `dropout.keep_mask` of [B, N, T, T]."""
