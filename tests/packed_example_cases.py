@@ -8,7 +8,7 @@ from data_pipelines.finetuning.packed_examples import PackedShape
 
 SHAPE = PackedShape(tokens=32, examples=4)
 UNPACKED = PackedShape(tokens=32, examples=1)
-packed_shapes = st.builds(PackedShape, st.just(32), st.integers(1, 9))
+packed_shapes = st.builds(PackedShape, st.just(32), st.integers(1, 9), st.just(0))
 
 
 def draw_examples(count: int, seed: int = 0) -> Examples:

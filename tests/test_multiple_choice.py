@@ -75,7 +75,7 @@ def test_from_rows_reads_lists_of_choices() -> None:
 def test_from_rows_ignores_labels_of_unlabeled_data() -> None:
     data = read({"context": "Which?", "choices": ["a", "b"]}, labeled=False)
     assert data.questions[0].label is None and len(data.questions[0].choices) == 2
-    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE[:2])
     assert examples.targets["choice_labels"].weights.tolist() == [0, 0]
 
 
@@ -211,7 +211,7 @@ def test_build_batch_keeps_the_choices_of_a_question_together(
     count: int, seed: int, slots: int
 ) -> None:
     data, shape = draw(count, seed), PackedShape(96, slots)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *shape)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *shape[:2])
     layout = pack_examples(examples, np.arange(count), shape)
     batch = build_batch(examples, layout, layout.num_sequences + 1, shape)
     assert sorted(questions_in(batch)) == sorted(list_questions(data, examples))
@@ -225,7 +225,7 @@ def test_training_batches_have_every_question_once_an_epoch(
     count: int, seed: int, batch_size: int, num_processes: int
 ) -> None:
     data = draw(count, seed)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE[:2])
     batches = TrainingBatches(examples, seed, batch_size, SHAPE, count, num_processes)
     questions = []
     for step in range(count):
@@ -241,7 +241,7 @@ def test_training_batches_have_every_question_once_an_epoch(
 @given(st.integers(1, 25), st.integers(0, 99), st.sampled_from([1, 3, 100]))
 def test_unpack_outputs_returns_the_outputs_of_each_choice(count, seed, num_sequences) -> None:
     data = draw(count, seed)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE[:2])
     layouts: list[PackedLayout] = pack_eval_batches(examples, SHAPE, num_sequences)
     batches = [build_batch(examples, layout, num_sequences, SHAPE) for layout in layouts]
     assert sorted(q for batch in batches for q in questions_in(batch)) == sorted(
@@ -254,7 +254,7 @@ def test_unpack_outputs_returns_the_outputs_of_each_choice(count, seed, num_sequ
 
 
 def test_digest_depends_on_the_groups() -> None:
-    examples, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE)
+    examples, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE[:2])
     sizes = examples.group_sizes.copy()
     others = [dataclasses.replace(examples, group_sizes=None)]
     others.append(dataclasses.replace(examples, group_sizes=sizes[::-1].copy()))
@@ -263,7 +263,7 @@ def test_digest_depends_on_the_groups() -> None:
     others.append(dataclasses.replace(examples, targets={"choice_labels": other}))
     assert sizes.tolist() != sizes[::-1].tolist()
     assert len({variant.digest() for variant in (examples, *others)}) == 4
-    again, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE)
+    again, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE[:2])
     assert again.digest() == examples.digest()
 
 

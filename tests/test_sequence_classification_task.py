@@ -29,9 +29,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import label_names
 
 LABELS = ("glad", "odd, or so", "sad")
-PRIMARY_METRICS = dict(
-    zip(toy_tasks.KINDS, ("accuracy", "micro_f1", "pearson", "accuracy", "f1"), strict=True)
-)
+_METRICS = ("accuracy", "micro_f1", "pearson", "accuracy", "f1", "mlm_accuracy")
+PRIMARY_METRICS = dict(zip(toy_tasks.KINDS, _METRICS, strict=True))
 TAGS = ("O", "B-glad", "I-glad", "B-odd,", "I-odd,")
 
 
@@ -91,6 +90,8 @@ def test_evaluate_scores_checkpoint_and_export_alike(kind, trained, exported, fo
             # Rounding decides the ranks of examples with one prediction.
             tolerance = 1e-3 if name == "spearman" else 1e-5
             assert value == pytest.approx(while_training[name], abs=tolerance), name
+    if kind == "generation":
+        return
     entries = evaluation.files["predictions"]
     assert len(entries) == 60
     assert len(evaluation.examples) == 8 and any(" → " in line for line in evaluation.examples)
@@ -177,6 +178,20 @@ def test_predict_accepts_both_multiple_choice_layouts(trained, tmp_path, capsys)
     assert first.pop("scores") == pytest.approx(answer.pop("scores"), abs=1e-5)
     assert first == pytest.approx(answer, abs=1e-5)
     assert second["label"] == 0 and len(second["scores"]) == 2
+
+
+@pytest.mark.slow
+def test_predict_generates_targets(trained, exported, folder, capsys) -> None:
+    for path in (trained("generation"), exported("generation")):
+        for source, target in (("me ba ra", "do lu"), ("si ki", "lu"), ("no tu ve me", "do do lu")):
+            (answer,) = predict(capsys, "--checkpoint", path, "--text", source)
+            assert answer == {"text": source, "generated_text": target}
+    table = predict(capsys, "--checkpoint", path, "--input", folder / "pairs-dev.jsonl")
+    pairs = map(json.loads, (folder / "pairs-dev.jsonl").read_text().splitlines())
+    answers = [(pair["source"], pair["target"]) for pair in pairs]
+    assert [(answer["text"], answer["generated_text"]) for answer in table] == answers
+    with pytest.raises(InputError, match="line 1: no column 'source', only 'text'"):
+        list(Predictor(path).predict([PredictInput("line 1", {"text": "ba"})]))
 
 
 @pytest.mark.slow

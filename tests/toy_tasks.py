@@ -21,7 +21,11 @@ GLAD, SAD, ODD = "ba", "ki", "no"
 OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
 SCALE = [GLAD, SAD, ODD, "do", "lu"]  # the word of each score
-KINDS = ("single_label", "multi_label", "regression", "multiple_choice", "token_classification")
+ANSWERS = {GLAD: "do lu", SAD: "lu", ODD: "do do lu"}  # the target of a source with the word
+KINDS = (
+    *("single_label", "multi_label", "regression"),
+    *("multiple_choice", "token_classification", "generation"),
+)
 PROBLEM_TYPES = {"multi_label": "multi_label_classification", "regression": "regression"}
 FIELDS = {
     "max_seq_length": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
@@ -39,6 +43,7 @@ OPTIONS = {
     "regression": "text=first,text_pair=second,label=score,problem_type=regression,"
     "train_file=train.tsv,eval_file=dev.tsv",
     "multiple_choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
+    "generation": "train_file=pairs.jsonl,eval_file=pairs-dev.jsonl",
     "token_classification": "train_file=words.conll,eval_file=words-dev.conll",
 }
 
@@ -96,6 +101,9 @@ def write_data(folder: pathlib.Path) -> None:
         end = "" if split == "train" else "-dev"
         write_lines(folder / f"questions{end}.jsonl", questions)
         (folder / f"words{end}.conll").write_text("\n".join(tagged(draw) for _ in range(count)))
+        sources = [(mood, text(mood)) for mood in draw.choices([*ANSWERS], k=count)]
+        pairs = [{"source": source, "target": ANSWERS[mood]} for mood, source in sources]
+        write_lines(folder / f"pairs{end}.jsonl", pairs)
 
 
 def tagged(draw: random.Random) -> str:
@@ -125,15 +133,15 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
     """Return the arguments of a configuration; `init` is a model with its shape and vocabulary."""
-    name = (
-        kind if kind in ("multiple_choice", "token_classification") else "sequence_classification"
-    )
+    name = kind if kind in KINDS[3:] else "sequence_classification"
     file = EXPERIMENTS / f"{name}.py"
     fields: dict[str, object] = dict(FIELDS)
     if kind in ("multi_label", "token_classification"):
         fields["steps"] = 160
     if kind == "multiple_choice":
         fields |= {"max_seq_length": 64, "data.max_choice_length": 24}
+    if kind == "generation":
+        fields |= {"data.max_target_length": 12, "data.label_smoothing": 0.0}
     if init:
         fields = {name: value for name, value in fields.items() if name[:6] != "model."}
         fields |= {"model.dtype": "float32"}

@@ -32,6 +32,7 @@ from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 CONFIG_NAME = "config.json"
 _DECODER, _MLM_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
+_DECODER_KIND = "bertjax_decoder"  # `BertConfig.decoder`, which `transformers` keeps and ignores
 _log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
@@ -51,7 +52,7 @@ _FIELDS = (
 _FLOAT_FIELDS = _FIELDS[-4:]
 SCHEMA = {  # of config.json
     **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in _FIELDS},
-    **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?"), str),
+    **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?", f"{_DECODER_KIND}?"), str),
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
     **{"architectures?": [str], "num_labels?": int},
 }
@@ -265,8 +266,8 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
             "configuration of this model."
         )
     fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
-    causal = bool(config_dict.get("is_decoder", False))
-    return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal)
+    causal, decoder = bool(config_dict.get("is_decoder")), config_dict.get(_DECODER_KIND) or ""
+    return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal, decoder=decoder)
 
 
 def bert_config_dict(config: BertConfig) -> dict[str, Any]:
@@ -277,7 +278,8 @@ def bert_config_dict(config: BertConfig) -> dict[str, Any]:
         theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.hidden_act
     )
     config_dict |= {"model_type": "bert", "pad_token_id": 0, "position_embedding_type": "absolute"}
-    return config_dict | ({"is_decoder": True} if config.causal else {})
+    config_dict |= {"is_decoder": True} if config.causal else {}
+    return config_dict | ({_DECODER_KIND: config.decoder} if config.decoder else {})
 
 
 def read_config_dict(path: epath.Path) -> dict[str, Any]:

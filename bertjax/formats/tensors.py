@@ -17,13 +17,18 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
-# The MLM head predicts the next token in a causal encoder.
-CAUSAL_LM_HEAD = dataclasses.replace(
-    HEADS["mlm"],
-    architecture="BertLMHeadModel",
-    pipeline_tag="text-generation",
-    auto_class="AutoModelForCausalLM",
-)
+# By mask of the attention. The MLM head predicts the next token in a causal encoder or a decoder,
+# whose mask no class of `transformers` has.
+_MLM_HEADS = {
+    "bidirectional": HEADS["mlm"],
+    "causal": dataclasses.replace(
+        HEADS["mlm"],
+        architecture="BertLMHeadModel",
+        pipeline_tag="text-generation",
+        auto_class="AutoModelForCausalLM",
+    ),
+    "prefix": dataclasses.replace(HEADS["mlm"], pipeline_tag="text-generation"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,7 @@ class NumpyModel:
     def head(self) -> Head | None:
         """The head whose class an export names, the last registered one; None without heads."""
         head = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
-        return CAUSAL_LM_HEAD if self.config.causal and head == HEADS["mlm"] else head
+        return _MLM_HEADS[self.config.mask_kind] if head == HEADS["mlm"] else head
 
     @property
     def labeled_head(self) -> str | None:

@@ -16,16 +16,23 @@ Sum = tuple[Array, Array]
 Sums = dict[str, Sum]  # name -> (sum, weight), float32 scalars
 
 
-def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
+def cross_entropy(
+    logits: Array, targets: Array, weights: Array, label_smoothing: float = 0.0
+) -> Sum:
     """Return the sum of -log softmax(logits)[target] in nats, and the sum of the weights.
 
     Args:
       logits: [..., C], converted to float32.
       targets: int32 [...].
       weights: float32 [...].
+      label_smoothing: share of each label that all C classes divide (Szegedy et al. 2016).
     """
     logits = logits.astype(jnp.float32)
-    losses = jax.nn.logsumexp(logits, axis=-1) - _target_logits(logits, targets)
+    expected_logits = _target_logits(logits, targets)
+    if label_smoothing:
+        mean_logits = jnp.mean(logits, axis=-1)
+        expected_logits += label_smoothing * (mean_logits - expected_logits)
+    losses = jax.nn.logsumexp(logits, axis=-1) - expected_logits
     return jnp.sum(losses * weights), jnp.sum(weights)
 
 

@@ -149,10 +149,15 @@ class PackedTexts:
       ids: int32 token ids of each text.
       positions: ascending positions of each text whose scores are needed.
       max_length: longest sequence.
+      prefix_lengths: tokens of type 0 of each text, which come first; None for all of them.
     """
 
     def __init__(
-        self, ids: Sequence[np.ndarray], positions: Sequence[np.ndarray], max_length: int
+        self,
+        ids: Sequence[np.ndarray],
+        positions: Sequence[np.ndarray],
+        max_length: int,
+        prefix_lengths: Sequence[int] | None = None,
     ) -> None:
         lengths, counts = (np.array(list(map(len, arrays))) for arrays in (ids, positions))
         length = bucket_size(lengths.max(), _MIN_SEQ_LENGTH, max_length)
@@ -165,14 +170,16 @@ class PackedTexts:
         arrays["cls_positions"] = np.zeros((num_sequences, 1), np.int32)
         num_texts, used_tokens, used_slots = (np.zeros(num_sequences, np.int64) for _ in range(3))
         self._slots = []  # of each text: sequence and slots
-        for sequence, text_ids, needed in zip(
-            sequence_of_text.tolist(), ids, positions, strict=True
+        for sequence, text_ids, needed, prefix_length in zip(
+            sequence_of_text.tolist(), ids, positions, prefix_lengths or lengths, strict=True
         ):
             columns = slice(used_tokens[sequence], used_tokens[sequence] + len(text_ids))
             num_texts[sequence] += 1
             arrays["input_ids"][sequence, columns] = text_ids
             arrays["example_ids"][sequence, columns] = num_texts[sequence]
-            arrays["position_ids"][sequence, columns] = np.arange(len(text_ids))
+            positions_within = np.arange(len(text_ids))
+            arrays["token_type_ids"][sequence, columns] = positions_within >= prefix_length
+            arrays["position_ids"][sequence, columns] = positions_within
             slots = slice(used_slots[sequence], used_slots[sequence] + len(needed))
             arrays["masked_lm_positions"][sequence, slots] = columns.start + needed
             self._slots.append((sequence, slots))

@@ -90,9 +90,12 @@ class FinetuningObjective(Objective):
 
     def forward_flops(self, batch_size: int) -> float:
         """Return the model FLOPs of a forward pass."""
-        model, length = self.config.model, self.config.max_seq_length
         return flops.forward_flops(
-            model, batch_size, length, last_block_positions=self.num_last_block_positions
+            self.config.model,
+            batch_size,
+            self.config.max_seq_length,
+            self.sequence_shape.predictions,
+            last_block_positions=self.num_last_block_positions,
         )
 
 

@@ -270,7 +270,7 @@ def encode(
 ) -> Examples:
     """Return the choices of questions as examples; log how many were truncated."""
     shape, max_length = objective.sequence_shape, objective.config.data["max_choice_length"]
-    examples, num_truncated = encode_questions(data, tokenizer, max_length, *shape)
+    examples, num_truncated = encode_questions(data, tokenizer, max_length, *shape[:2])
     if num_truncated:
         _log.warning(
             "%s: truncated %d of %d choices, which with their context are longer than "

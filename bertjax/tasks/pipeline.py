@@ -203,7 +203,7 @@ class Pipeline(abc.ABC, Generic[Context]):
         return []
 
 
-def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterator[PredictInput]:
+def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
     """Return every line as a text, even if it is empty or begins with a brace."""
     return (PredictInput(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
 

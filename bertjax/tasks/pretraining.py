@@ -22,7 +22,7 @@ from bertjax.model import flops
 from bertjax.model.heads import BACKBONE_MODULES
 from bertjax.steps.objective import Objective
 from bertjax.tasks.fill_mask import FillMaskPipeline
-from bertjax.tasks.generation import TextGenerationPipeline
+from bertjax.tasks.generation.continuation import TextGenerationPipeline
 from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
 from bertjax.tasks.task import (
     NUM_EXAMPLES_SHOWN,
@@ -254,7 +254,7 @@ class PretrainingTask(Task):
     @classmethod
     def config_for_model(cls, model: NumpyModel) -> Mapping[str, Any] | None:
         """Return the objective that the heads of a model imply."""
-        if not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
+        if model.config.decoder or not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
         max_seq_length = min(Config.max_seq_length, model.config.max_position_embeddings)
         without_nsp = "clm" if model.config.causal else "mlm"

@@ -27,6 +27,7 @@ TASKS = {  # task name -> MODULE:CLASS
     "sequence_classification": (
         "bertjax.tasks.sequence_classification.task:SequenceClassificationTask"
     ),
+    "generation": "bertjax.tasks.generation.task:GenerationTask",
     "multiple_choice": "bertjax.tasks.multiple_choice:MultipleChoiceTask",
     "token_classification": "bertjax.tasks.token_classification.task:TokenClassificationTask",
 }

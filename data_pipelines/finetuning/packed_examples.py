@@ -15,12 +15,18 @@ from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.pretraining.packing import SequenceLimits, pack
 from data_pipelines.ranges import concatenate_ranges
 
+_PREDICTED = ("masked_lm_positions", "masked_lm_ids")
+
 
 class PackedShape(NamedTuple):
-    """Capacity of a sequence: `tokens` (T) and `examples` (K, 1 without packing)."""
+    """Capacity of a sequence: `tokens` (T), `examples` (K, 1 without packing), `predictions` (M).
+
+    With M > 0 the tokens of type 1 are to be predicted, each from the token before it.
+    """
 
     tokens: int
     examples: int
+    predictions: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +61,12 @@ def pack_examples(examples: Examples, indices: np.ndarray, shape: PackedShape) -
     """
     group_sizes = examples.group_sizes
     counts = np.ones(len(indices), np.int64) if group_sizes is None else group_sizes[indices]
-    limits = SequenceLimits(shape.tokens, shape.examples, shape.examples)
-    sequence = pack(examples.sizes[indices], counts, limits)
+    limits, needs = SequenceLimits(shape.tokens, shape.examples, shape.examples), counts
+    if shape.predictions:
+        assert group_sizes is None
+        limits = dataclasses.replace(limits, predictions=shape.predictions)
+        needs = (examples.lengths - examples.prefix_lengths)[indices]
+    sequence = pack(examples.sizes[indices], needs, limits)
     order = np.argsort(sequence, kind="stable")
     indices, sequence = indices[order], sequence[order]
     if group_sizes is not None:
@@ -84,6 +94,12 @@ def build_batch(
     batch["token_type_ids"][cells] = position_ids >= prefix_lengths
     batch["example_ids"][cells] = np.repeat(layout.slot + 1, lengths)
     batch["position_ids"][cells] = position_ids
+    if shape.predictions:
+        rows, targets = np.nonzero(batch["token_type_ids"])
+        predictions = rows, np.arange(len(rows)) - np.searchsorted(rows, rows)
+        batch["masked_lm_positions"][predictions] = targets - 1
+        batch["masked_lm_ids"][predictions] = batch["input_ids"][rows, targets]
+        batch["masked_lm_weights"][predictions] = 1
     if "cls_positions" in batch:
         batch["cls_positions"][slots] = layout.token_offset
     if examples.group_sizes is not None:
@@ -114,6 +130,8 @@ def empty_batch(
       - For each target NAME, with the dtype of its values, and NAME`_weights`, float32,
         0 where no value is known. Level "example": [B, K] or [B, K, C], and [B, K]. Level "token":
         [B, T] both. Level "position": [B, K, n], positions in the sequence, and [B, K].
+      - With predictions `masked_lm_positions`, `masked_lm_ids` and `masked_lm_weights` [B, M], as
+        in pre-training.
       - With a target of level "example", `cls_positions`: int32 [B, K], positions of the examples'
         first tokens.
       - With `grouped`, `group_ids`: int32 [B, K], the groups of a sequence numbered from 1, 0 for
@@ -121,6 +139,10 @@ def empty_batch(
     """
     tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     batch = {name: np.zeros((num_sequences, shape.tokens), np.int32) for name in tokens}
+    if shape.predictions:
+        slot_shape = (num_sequences, shape.predictions)
+        batch |= {name: np.zeros(slot_shape, np.int32) for name in _PREDICTED}
+        batch["masked_lm_weights"] = np.zeros(slot_shape, np.float32)
     if any(target.level == "example" for target in targets.values()):
         batch["cls_positions"] = np.zeros((num_sequences, shape.examples), np.int32)
     if grouped:

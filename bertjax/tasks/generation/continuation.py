@@ -20,12 +20,15 @@ from bertjax.tasks.pipeline import (
 
 _MAX_NEW_TOKENS = 32
 
-
-Context = tuple[list[str], list[np.ndarray], PackedTexts]  # texts, token ids, batches of a step
+# Texts, their token ids, tokens of each prompt, batches of a step.
+Context = tuple[list[str], list[np.ndarray], list[int], PackedTexts]
 
 
 class TextGenerationPipeline(Pipeline[Context]):
-    """Greedy continuation of a text, of at most 32 tokens or to the end of a sentence."""
+    """Greedy continuation of a text, of at most 32 tokens or to the first [SEP].
+
+    A subclass may have other inputs and another prompt.
+    """
 
     method = "generate"
     description = "continues texts"
@@ -36,15 +39,22 @@ class TextGenerationPipeline(Pipeline[Context]):
         """Longest sequence of the encoder."""
         return self.config.model.max_position_embeddings
 
+    @property
+    def max_new_tokens(self) -> int:
+        """Maximal tokens of a generated text."""
+        return _MAX_NEW_TOKENS
+
     @staticmethod
     def parse_arguments(texts: str | Iterable[str]) -> Any:
-        """Return the greedy continuation of a text: {"text", "generated_text"}.
+        """Return the text that a model generates, token by token: {"text", "generated_text"}.
+
+        A causal model continues the text, a model of `generation` takes it as the source.
 
         Args:
-          texts: a text, or several.
+          texts: a text, or several; a source may be a dictionary with its column.
 
         Raises:
-          InputError: the model has another head, or a text is too long.
+          InputError: the model has another head, or a text to continue is too long.
         """
         return texts
 
@@ -52,18 +62,38 @@ class TextGenerationPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot at the end of each text."""
-        texts, tokenizer = [require_text(item) for item in inputs], self.tokenizer
-        ids = [np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for text in texts]
-        for item, text_ids in zip(inputs, ids, strict=True):
-            check_num_tokens(item.location, len(text_ids), self.max_input_tokens - 1)
-        packed = self._pack(ids)
-        return packed.batches(), (texts, ids, packed)
+        texts = [self.text_of(item) for item in inputs]
+        ids = [
+            np.array(self.encode_prompt(item.location, text), np.int32)
+            for item, text in zip(inputs, texts, strict=True)
+        ]
+        prompt_lengths = [len(text_ids) for text_ids in ids]
+        packed = self._pack(ids, prompt_lengths)
+        return packed.batches(), (texts, ids, prompt_lengths, packed)
+
+    def text_of(self, item: PredictInput) -> str:
+        """Return the text of an input.
+
+        Raises:
+          InputError: the input has none.
+        """
+        return require_text(item)
+
+    def encode_prompt(self, location: str, text: str) -> list[int]:
+        """Return the token ids after which the model generates."""
+        ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text)]
+        check_num_tokens(location, len(ids), self.max_input_tokens - 1)
+        return ids
+
+    def prefix_lengths(self, prompt_lengths: Sequence[int]) -> Sequence[int] | None:
+        """Return how many tokens of each text have type 0, from the tokens of its prompt."""
+        return None
 
     def postprocess(
         self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
         """Return texts whose ids end with the generated tokens; `predict` gives no outputs."""
-        texts, all_ids, _ = context
+        texts, all_ids, *_ = context
         for text, ids in zip(texts, all_ids, strict=True):
             yield {"text": text, "generated_text": self.tokenizer.decode(ids.tolist())}
 
@@ -71,10 +101,10 @@ class TextGenerationPipeline(Pipeline[Context]):
         self, run: RunFunction, inputs: Sequence[PredictInput], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Yield the continuations, computed token by token."""
-        batches, (texts, ids, packed) = self.preprocess(inputs)
-        prompt_lengths, num_tokens = [len(text_ids) for text_ids in ids], len(self.tokenizer.tokens)
+        batches, (texts, ids, prompt_lengths, packed) = self.preprocess(inputs)
+        num_tokens = len(self.tokenizer.tokens)
         unfinished = list(range(len(ids)))
-        for _ in range(_MAX_NEW_TOKENS):
+        for _ in range(self.max_new_tokens):
             next_ids = packed.reduce_scores(run(batches), num_tokens, lambda row: int(row.argmax()))
             for i, next_id in zip(list(unfinished), next_ids, strict=True):
                 if next_id != self.tokenizer.sep_id:
@@ -83,10 +113,12 @@ class TextGenerationPipeline(Pipeline[Context]):
                     unfinished.remove(i)
             if not unfinished:
                 break
-            packed = self._pack([ids[i] for i in unfinished])
+            packed = self._pack(
+                [ids[i] for i in unfinished], [prompt_lengths[i] for i in unfinished]
+            )
             batches = packed.batches()
         generated = [text_ids[n:] for text_ids, n in zip(ids, prompt_lengths, strict=True)]
-        return self.postprocess((texts, generated, packed), (), return_all_scores)
+        return self.postprocess((texts, generated, prompt_lengths, packed), (), return_all_scores)
 
     def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
         """Return the beginning of a text."""
@@ -98,6 +130,7 @@ class TextGenerationPipeline(Pipeline[Context]):
         whole = f"{text} {generated}"
         return [text_block(whole, [(len(text) + 1, len(whole), "")])]
 
-    def _pack(self, ids: Sequence[np.ndarray]) -> PackedTexts:
+    def _pack(self, ids: Sequence[np.ndarray], prompt_lengths: Sequence[int]) -> PackedTexts:
         last_positions = [np.array([len(text_ids) - 1]) for text_ids in ids]
-        return PackedTexts(ids, last_positions, self.max_input_tokens)
+        prefix_lengths = self.prefix_lengths(prompt_lengths)
+        return PackedTexts(ids, last_positions, self.max_input_tokens, prefix_lengths)

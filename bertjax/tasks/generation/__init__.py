@@ -1,0 +1,1 @@
+"""Generation of a target text from a source text."""

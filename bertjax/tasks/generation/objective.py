@@ -1,0 +1,93 @@
+"""Objective of generation: the next token of a target, given its source and its tokens so far."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax import Array
+
+from bertjax.config.config import Config
+from bertjax.mesh.feed import Batch
+from bertjax.model import losses
+from bertjax.model.losses import Sums
+from bertjax.tasks.finetuning import FinetuningObjective
+from bertjax.tasks.task import check_type_vocab_size
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.examples import Target
+from data_pipelines.finetuning.packed_examples import PackedShape
+
+_MIN_SOURCE_LENGTH = 3  # [CLS], a token, [SEP]
+_MIN_TARGET_LENGTH = 2  # a token, [SEP]
+
+
+class GenerationObjective(FinetuningObjective):
+    """Encoder with the mask of a prefix decoder (Dong et al. 2019) and the masked LM head."""
+
+    heads = ("mlm",)
+
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
+        model, smoothing = config.model, config.data["label_smoothing"]
+        if not model.decoder:
+            raise InputError(
+                "model.decoder='': each target token would see the next one, which it predicts. "
+                "Set model.decoder=prefix."
+            )
+        if model.bilstm:
+            raise InputError(
+                f"model.bilstm={model.bilstm}: it reads the target backward, too. Set 0."
+            )
+        check_type_vocab_size(model, "source and target")
+        if self.max_target_length < _MIN_TARGET_LENGTH:
+            raise InputError(
+                f"data.max_target_length={self.max_target_length}: no room for a token and [SEP]. "
+                f"Use at least {_MIN_TARGET_LENGTH}."
+            )
+        if self.max_source_length < _MIN_SOURCE_LENGTH:
+            raise InputError(
+                f"data.max_target_length={self.max_target_length}: leaves no room for a source in "
+                f"max_seq_length={config.max_seq_length}. Reduce it, or raise max_seq_length."
+            )
+        if not 0 <= smoothing < 1:
+            raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
+        if smoothing and config.distill.teacher:
+            raise InputError(
+                f"data.label_smoothing={smoothing}: distill.teacher={config.distill.teacher!r} "
+                "smooths the labels already. Set 0."
+            )
+
+    @property
+    def max_target_length(self) -> int:
+        """Maximal tokens of a target with [SEP]."""
+        return int(self.config.data["max_target_length"])
+
+    @property
+    def max_source_length(self) -> int:
+        """Maximal tokens of a source with [CLS] and [SEP]."""
+        return self.config.max_seq_length - self.max_target_length
+
+    @property
+    def sequence_shape(self) -> PackedShape:
+        """Tokens, examples and target tokens that a sequence holds at most.
+
+        The targets of its examples share the room of one target, as their sources do that of one
+        source.
+        """
+        return super().sequence_shape._replace(predictions=self.max_target_length)
+
+    def targets(self) -> Mapping[str, Target]:
+        """Return no labels: the tokens themselves are predicted."""
+        return {}
+
+    def train_sums(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
+    ) -> Sums:
+        """Return the sums of a training batch; see `Objective.train_sums`. Its labels are smoothed.
+
+        Evaluations are not, so that their perplexity is that of the targets.
+        """
+        outputs = self.apply(params, batch, key, constants)
+        sums = self.sums(outputs, batch)
+        if smoothing := self.config.data["label_smoothing"]:
+            slots = outputs["mlm_logits"], batch["masked_lm_ids"], batch["masked_lm_weights"]
+            sums["mlm_loss"] = losses.cross_entropy(*slots, label_smoothing=smoothing)
+        return sums

@@ -1,0 +1,75 @@
+"""Sequence to sequence generation, such as questions for a passage or summaries."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from bertjax.config.config import Config
+from bertjax.formats.tensors import NumpyModel
+from bertjax.tasks.finetuning import FinetuningTask, format_examples
+from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
+from bertjax.tasks.generation.evaluation import GenerationEvalSet, encode_dataset
+from bertjax.tasks.generation.objective import GenerationObjective
+from bertjax.tasks.generation.pipeline import GenerationPipeline
+from bertjax.tasks.pipeline import HostBatch
+from data_pipelines.fields import Field, field
+from data_pipelines.finetuning.examples import Examples
+from data_pipelines.finetuning.generation import GenerationDataset, dataset_from_rows
+from data_pipelines.finetuning.table import read_table, read_tfds_table
+from data_pipelines.text.tfds import TFDS
+
+_MAX_TARGET_LENGTH = 48  # of questions in Dong et al. 2019
+
+
+class GenerationTask(FinetuningTask):
+    """Generation of a target text from a source text."""
+
+    objective_class = GenerationObjective
+    pipeline_classes = (GenerationPipeline,)
+    objective: GenerationObjective
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
+        "source": field("source", "column of the sources"),
+        "target": field("target", "column of the targets"),
+        "max_target_length": field(
+            _MAX_TARGET_LENGTH,
+            "tokens of a target with [SEP], and of all targets in a sequence; the rest of "
+            "`max_seq_length` is for the source",
+        ),
+        "label_smoothing": field(
+            0.0, "share of each label that the training loss divides among all tokens, in [0, 1)"
+        ),
+    }
+    primary_metrics = ("mlm_perplexity",)
+
+    @staticmethod
+    def read_sets(config: Config, split: str) -> list[tuple[str, GenerationDataset]]:
+        """Return name and pairs of each data set of a split, "train" or "eval"."""
+        data, columns = config.data, (config.data["source"], config.data["target"])
+        if data["dir"].startswith(TFDS):
+            rows = read_tfds_table(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
+            return [(split, dataset_from_rows(data["dir"], rows, *columns))]
+        return [
+            (name, dataset_from_rows(str(path), read_table(path), *columns))
+            for name, path in find_tables(config, split)
+        ]
+
+    def encode(self, name: str, data: GenerationDataset) -> Examples:
+        """Return the pairs as examples."""
+        return encode_dataset(name, data, self.tokenizer, self.objective)
+
+    def make_eval_set(self, name: str, data: GenerationDataset, *packing: Any) -> GenerationEvalSet:
+        """Return an eval set of the pairs."""
+        return GenerationEvalSet(name, data, self.tokenizer, self.objective, *packing)
+
+    def format_sequence(self, batch: HostBatch, index: int) -> str:
+        """Return one pair a line after its number."""
+        numbers = range(1, int(batch["example_ids"][index].max()) + 1)
+        return format_examples(batch, index, self.tokenizer, numbers)
+
+    @classmethod
+    def config_for_model(cls, model: NumpyModel) -> dict[str, Any] | None:
+        """Return configuration fields for a model with a decoder."""
+        if not model.config.decoder or "mlm" not in model.params:
+            return None
+        length = model.config.max_position_embeddings
+        data = {"max_target_length": min(_MAX_TARGET_LENGTH, length // 2)}
+        return {"max_seq_length": length, "data": data}
