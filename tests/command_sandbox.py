@@ -116,6 +116,7 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
     copies = {
         "reviews/train.csv": "train.csv", "reviews/dev.csv": "dev.csv",
         "SWAG/train.jsonl": "questions.jsonl", "SWAG/dev.jsonl": "questions-dev.jsonl",
+        "questions/train.jsonl": "pairs.jsonl", "questions/dev.jsonl": "pairs-dev.jsonl",
         "conll/train.conll": "words.conll", "conll/dev.conll": "words-dev.conll",
     }  # fmt: skip
     for target, file in copies.items():
