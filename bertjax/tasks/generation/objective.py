@@ -49,10 +49,10 @@ class GenerationObjective(FinetuningObjective):
             )
         if not 0 <= smoothing < 1:
             raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
-        if smoothing and config.distill.teacher:
+        if smoothing and (config.distill.teacher or config.distill.logits):
             raise InputError(
-                f"data.label_smoothing={smoothing}: distill.teacher={config.distill.teacher!r} "
-                "smooths the labels already. Set 0."
+                f"data.label_smoothing={smoothing}: the teacher of section distill smooths the "
+                "labels already. Set 0."
             )
 
     @property
