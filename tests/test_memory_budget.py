@@ -157,7 +157,7 @@ def test_every_command_reports_out_of_memory(
 def limit_addresses() -> None:
     """Limit addresses as `ulimit -v` does, to somewhat more than the process has."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + 7 * 2**28
+    most = pages * os.sysconf("SC_PAGE_SIZE") + 8 * 2**28
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

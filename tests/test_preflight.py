@@ -327,8 +327,8 @@ print(preflight(config, Topology("v6e:8x8"), train_only=True).to_json())
 def test_preflight_prints_a_fix_that_fits(tmp_path) -> None:
     arguments = [
         # Activations of many scanned layers fill the memory, and one layer is compiled.
-        *("preflight", "--config", f"{PRETRAIN}:model=2048-128", "--topology", "v5e:2x2"),
-        *("--config.batch_size=64", "--config.model.scan_layers=True"),
+        *("preflight", "--config", f"{PRETRAIN}:model=1000-128", "--topology", "v5e:2x2"),
+        *("--config.batch_size=128", "--config.model.scan_layers=True"),
         *("--config.model.vocab_size=1024", "--json", str(tmp_path / "report.json")),
     ]
     text = run_python(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")

@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,6 +30,27 @@ _DAMAGE += (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 logging.getLogger("absl").addFilter(
     lambda record: "Metadata file does not" not in record.getMessage()
 )
+# Of several arrays that cannot be read, the first raises the error.
+logging.getLogger("asyncio").addFilter(
+    lambda record: "exception was never retrieved" not in record.getMessage()
+)
+
+
+def ignore_abandoned_reads(report: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a `sys.unraisablehook` that does not report reads that end after the first error.
+
+    Args:
+      report: hook for other exceptions.
+    """
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    return hook
+
+
+sys.unraisablehook = ignore_abandoned_reads(sys.unraisablehook)
 
 
 @contextlib.contextmanager
