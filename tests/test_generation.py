@@ -142,10 +142,11 @@ def test_objective_rejects_what_it_cannot_learn(folder, overrides, message: str)
         objective_of(folder, **overrides)
 
 
-def test_objective_rejects_smoothed_labels_with_a_teacher(folder) -> None:
+@pytest.mark.parametrize("field", ["teacher", "logits"])
+def test_objective_rejects_smoothed_labels_with_a_teacher(folder, field: str) -> None:
     config = toy_tasks.configuration("generation", folder, data__label_smoothing=0.1)
-    with pytest.raises(InputError, match=r"^data\.label_smoothing=0\.1: distill\.teacher="):
-        GenerationObjective(dataclasses.replace(config, distill=DistillConfig("x")))
+    with pytest.raises(InputError, match=r"^data\.label_smoothing=0\.1: the teacher of section"):
+        GenerationObjective(dataclasses.replace(config, distill=DistillConfig(**{field: "x"})))
 
 
 def test_truncated_pairs_are_logged(folder, caplog) -> None:

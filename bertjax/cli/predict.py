@@ -75,11 +75,11 @@ def check(args: argparse.Namespace) -> None:
     from bertjax.formats.detection import find_format
     from data_pipelines.vocabulary.basic_tokenization import is_blank
 
-    find_format(args.checkpoint)
     if args.save_logits:
         if args.top_k < 0:
             raise InputError(f"--top-k={args.top_k}: negative. Use 0 for all logits.")
         check_output(args.save_logits)
+        find_format(args.checkpoint)
         check_config(args)
         return
     if args.config or args.overrides or args.top_k:
@@ -100,6 +100,7 @@ def check(args: argparse.Namespace) -> None:
         check_file(args.input)
     if args.output != "-":
         check_output(args.output)
+    find_format(args.checkpoint)
 
 
 def run(args: argparse.Namespace) -> None:
