@@ -4,6 +4,7 @@ JAX's runtime aborts a process, without running Python's handlers, when another 
 process that joins others therefore runs in a child, whose parent reports the loss in one sentence.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,6 +19,7 @@ from bertjax.errors import EXIT_RESTART
 CHILD_ENV = "BERTJAX_CHILD"  # set in the child to the id of its parent
 _ENDED = "bertjax/ended"  # with the index of a process: its key in JAX's key-value store
 _EXIT_TIMEOUT_SECONDS = 300.0  # for others to end their work, as in JAX
+_FAILURE_SECONDS = 10.0  # for others to fail, too; those that wait for this process never do
 _EXIT_SECONDS = 1.0  # for others to end after it
 # Signals after the loss of another process, without free memory, and when the machine goes.
 _EXTERNAL_SIGNALS = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
@@ -77,34 +79,34 @@ def run_as_child(run: Callable[[], int]) -> int:
             raise
         traceback.print_exc()
         status = 1
-    if status not in (0, EXIT_RESTART) or _wait_for_others():
+    failed = status not in (0, EXIT_RESTART)
+    if _wait_for_others(_FAILURE_SECONDS if failed else _EXIT_TIMEOUT_SECONDS) or failed:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
-def _wait_for_others() -> bool:
+def _wait_for_others(seconds: float) -> bool:
     """Wait in process 0 until every process has ended its work; return whether there are others.
 
-    JAX's service runs in process 0. A process that outlives it by seconds, such as one on a busy
-    machine, aborts, though its work is done. So process 0 ends last, and none waits at exit.
+    JAX's service runs in process 0. A process that outlives it, such as one on a busy machine,
+    aborts, though its work is done, or before it has said what failed. So process 0 ends last, and
+    none waits at exit.
     """
     distributed = sys.modules.get("jax._src.distributed")  # the store has no public name
     state = getattr(distributed, "global_state", None)
     if state is None or state.client is None or state.num_processes == 1:
         return False
-    if state.process_id:
-        state.client.key_value_set(f"{_ENDED}/{state.process_id}", "")
-        return True
-    end = time.monotonic() + _EXIT_TIMEOUT_SECONDS
-    for other in range(1, state.num_processes):
-        milliseconds = int(1000 * max(end - time.monotonic(), 1.0))
-        try:
-            state.client.blocking_key_value_get(f"{_ENDED}/{other}", milliseconds)
-        except Exception:  # its parent reports the loss
+    with contextlib.suppress(Exception):  # a process is lost: its parent reports it
+        if state.process_id:
+            state.client.key_value_set(f"{_ENDED}/{state.process_id}", "")
             return True
-    time.sleep(_EXIT_SECONDS)
+        end = time.monotonic() + seconds
+        for other in range(1, state.num_processes):
+            milliseconds = int(1000 * max(end - time.monotonic(), 1.0))
+            state.client.blocking_key_value_get(f"{_ENDED}/{other}", milliseconds)
+        time.sleep(_EXIT_SECONDS)
     return True
 
 
