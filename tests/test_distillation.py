@@ -42,9 +42,13 @@ def make_objective(
     task: str, teacher: BertConfig = TINY, model: BertConfig = TINY, mesh=(8, 1, 1), **distill
 ) -> DistillationObjective:
     """Return an objective whose teacher has the random parameters of another seed."""
+    data = {**registry.data_fields()[task]}
+    if task == "generation":
+        data["max_target_length"] = 8
+        model, teacher = (dataclasses.replace(m, decoder="prefix") for m in (model, teacher))
     config = Config(
         task, model=model, batch_size=8, max_seq_length=32, steps=10, mesh=MeshConfig(*mesh),
-        data={**registry.data_fields()[task]}, optimizer=OptimizerSection(warmup=0),
+        data=data, optimizer=OptimizerSection(warmup=0),
         distill=DistillConfig("teacher", **ALL | distill),
     ).resolve()  # fmt: skip
     base = registry.make_objective(config, 8)
@@ -169,6 +173,7 @@ def test_distill_config_rejects(fields: dict, message: str) -> None:
         ({}, dataclasses.replace(TINY, vocab_size=90), "model.vocab_size=100: the teacher .* 90"),
         ({}, dataclasses.replace(TINY, max_position_embeddings=16), "has 16 positions"),
         ({}, dataclasses.replace(TINY, bilstm=8), "the teacher has a layer mix or a BiLSTM"),
+        ({}, dataclasses.replace(TINY, causal=True), "the teacher's attention is causal, that of"),
     ],
 )
 def test_objective_rejects_losses_that_do_not_fit(fields, teacher, message: str) -> None:

@@ -170,7 +170,7 @@ def test_missing_example_is_named(tmp_path) -> None:
         stored.add_to(batch, toy_tasks.TOKENIZER)
     examples = Examples.from_rows([[2, 8, 3]], [3], {})
     with pytest.raises(InputError, match="example 1 of the training data"):
-        stored.check_examples(examples, toy_tasks.TOKENIZER)
+        stored.check_examples(examples, toy_tasks.TOKENIZER, False)
 
 
 # Files that do not fit.

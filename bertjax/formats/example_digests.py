@@ -46,13 +46,20 @@ class ExampleInputs:
     predicted: np.ndarray
 
     @staticmethod
-    def of_examples(examples: Examples) -> "ExampleInputs":
-        """Return the inputs of examples, which have no predictions at given positions."""
+    def of_examples(examples: Examples, predicts_targets: bool = False) -> "ExampleInputs":
+        """Return the inputs of examples.
+
+        Args:
+          examples: the examples.
+          predicts_targets: whether each token of type 1 is predicted from the one before it; else
+            there are no predictions at given positions.
+        """
         positions = concatenate_ranges(np.zeros_like(examples.lengths), examples.lengths)
         types = positions >= np.repeat(examples.prefix_lengths, examples.lengths)
         tokens = np.stack([examples.ids, types, positions]).astype(np.int32)
-        none = np.zeros(0, np.int64)
-        return ExampleInputs(tokens, examples.starts, examples.lengths, none, none)
+        targets = np.flatnonzero(types) if predicts_targets else np.zeros(0, np.int64)
+        owners = np.repeat(np.arange(len(examples.lengths)), examples.lengths)[targets]
+        return ExampleInputs(tokens, examples.starts, examples.lengths, owners, targets - 1)
 
     def input_ids(self, index: int) -> list[int]:
         """Return the token ids of an example."""

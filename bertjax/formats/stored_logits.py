@@ -179,13 +179,20 @@ class StoredLogits:
         found = np.minimum(np.searchsorted(halves[:, 0], wanted[:, 0]), len(halves) - 1)
         return np.where((halves[found] == wanted).all(axis=1), order[found], -1)
 
-    def check_examples(self, examples: Examples, tokenizer: Tokenizer) -> None:
-        """Check that an example has logits before a batch needs them.
+    def check_examples(
+        self, examples: Examples, tokenizer: Tokenizer, predicts_targets: bool
+    ) -> None:
+        """Check that examples have logits before a batch needs them.
+
+        Args:
+          examples: the examples.
+          tokenizer: its tokens are shown in the message of an error.
+          predicts_targets: as in `ExampleInputs.of_examples`.
 
         Raises:
           InputError: an example has none; the message names it.
         """
-        inputs = ExampleInputs.of_examples(examples)
+        inputs = ExampleInputs.of_examples(examples, predicts_targets)
         self._find_rows(inputs, tokenizer, "example {:,} of the training data")
 
     def add_to(self, batch: Arrays, tokenizer: Tokenizer) -> dict[str, np.ndarray]:

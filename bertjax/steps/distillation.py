@@ -176,6 +176,11 @@ class DistillationObjective(StudentObjective):
                 f"model.vocab_size={student.vocab_size}: the teacher {distill.teacher} has "
                 f"{teacher.vocab_size}. Use its vocabulary."
             )
+        if teacher.mask_kind != student.mask_kind:  # it would see what the student predicts
+            raise InputError(
+                f"distill.teacher={distill.teacher}: the teacher's attention is "
+                f"{teacher.mask_kind}, that of the model {student.mask_kind}. Use the same."
+            )
         if teacher.max_position_embeddings < config.max_seq_length:
             raise InputError(
                 f"max_seq_length={config.max_seq_length}: the teacher {distill.teacher} has "

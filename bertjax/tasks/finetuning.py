@@ -230,7 +230,8 @@ class FinetuningTask(Task):
         self.objective.batch_size = self._batches.num_sequences
         super().prepare(steps)
         if self.stored_logits:
-            self.stored_logits.check_examples(self.examples, self.tokenizer)
+            predicts_targets = self.objective.sequence_shape.predictions > 0
+            self.stored_logits.check_examples(self.examples, self.tokenizer, predicts_targets)
 
     @property
     def examples_per_epoch(self) -> int:
