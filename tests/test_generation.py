@@ -132,8 +132,11 @@ def objective_of(folder: pathlib.Path, **overrides: Any) -> GenerationObjective:
         ({"model__decoder": ""}, "model.decoder='': each target token would see the next one"),
         ({"model__bilstm": 8}, "model.bilstm=8: it reads the target backward"),
         ({"model__type_vocab_size": 1}, "model.type_vocab_size=1: .* source and target"),
-        ({"data__max_target_length": 1}, "data.max_target_length=1: no room for a token"),
-        ({"data__max_target_length": 30}, "data.max_target_length=30: leaves no room for a source"),
+        ({"data__max_target_length": 1}, "data.max_target_length=1: no space for a token"),
+        (
+            {"data__max_target_length": 30},
+            "data.max_target_length=30: leaves no space for a source",
+        ),
         ({"data__label_smoothing": 1.0}, r"data.label_smoothing=1.0: not in \[0, 1\)"),
     ],
 )

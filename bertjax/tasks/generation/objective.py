@@ -39,12 +39,12 @@ class GenerationObjective(FinetuningObjective):
         check_type_vocab_size(model, "source and target")
         if self.max_target_length < _MIN_TARGET_LENGTH:
             raise InputError(
-                f"data.max_target_length={self.max_target_length}: no room for a token and [SEP]. "
+                f"data.max_target_length={self.max_target_length}: no space for a token and [SEP]. "
                 f"Use at least {_MIN_TARGET_LENGTH}."
             )
         if self.max_source_length < _MIN_SOURCE_LENGTH:
             raise InputError(
-                f"data.max_target_length={self.max_target_length}: leaves no room for a source in "
+                f"data.max_target_length={self.max_target_length}: leaves no space for a source in "
                 f"max_seq_length={config.max_seq_length}. Reduce it, or raise max_seq_length."
             )
         if not 0 <= smoothing < 1:
@@ -69,7 +69,7 @@ class GenerationObjective(FinetuningObjective):
     def sequence_shape(self) -> PackedShape:
         """Tokens, examples and target tokens that a sequence holds at most.
 
-        The targets of its examples share the room of one target, as their sources do that of one
+        The targets of its examples share the space of one target, as their sources do that of one
         source.
         """
         return super().sequence_shape._replace(predictions=self.max_target_length)
