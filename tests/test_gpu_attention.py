@@ -81,7 +81,7 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means
 from bertjax.tasks import registry
 
-logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 fields = {"model.vocab_size": "128", "batch_size": "8", "max_seq_length": "32", "steps": "3"}
 fields |= {"log_every": "1", "model.attention_probs_dropout_prob": "0.1"}
 config = load_config(f"{sys.argv[1]}:smoke", fields, registry.data_fields()).resolve(None)

@@ -10,7 +10,6 @@ from jax import Array
 
 from bertjax.config.config import Config
 from bertjax.formats.example_digests import num_slots
-from bertjax.formats.loading import find_bert_config
 from bertjax.formats.stored_logits import StoredClasses, StoredLogits, teacher_key
 from bertjax.mesh.feed import Batch
 from bertjax.model.bert import init_params
@@ -59,6 +58,8 @@ def make_train_objective(
 
 def find_teacher_config(config: Config) -> BertConfig:
     """Return the configuration of the teacher, as the train step computes it."""
+    from bertjax.formats.loading import find_bert_config  # imports Orbax, which takes a second
+
     return dataclasses.replace(
         find_bert_config(config.distill.teacher),
         dtype=config.distill.teacher_dtype,
