@@ -18,11 +18,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
 @pytest.mark.parametrize("length", [0, 1, 47, 200, -9, -1])
-def test_read_rejects_a_truncated_index(tmp_path: pathlib.Path, length: int) -> None:
+def test_read_rejects_a_truncated_file(tmp_path: pathlib.Path, suffix: str, length: int) -> None:
     tf1.write(draw("mlm"), tmp_path)
-    index = tmp_path / "bert_model.ckpt.index"
-    index.write_bytes(index.read_bytes()[:length])
+    file = tmp_path / f"bert_model.ckpt.{suffix}"
+    file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(InputError, match=r"bert_model\.ckpt"):
         read_model(tmp_path, "tf1")
 

@@ -56,7 +56,8 @@ def read(path: epath.Path) -> NumpyModel:
         arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
     except InputError:
         raise
-    except (tf.errors.OpError, ValueError) as error:
+    # A status of the reader's C++ code is an OpError or one of Python's own.
+    except (tf.errors.OpError, ValueError, LookupError, RuntimeError) as error:
         raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
     prefix_of_names = _find_prefix(arrays, path)
     arrays = {name.removeprefix(prefix_of_names): array for name, array in arrays.items()}
