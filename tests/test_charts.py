@@ -96,6 +96,12 @@ def test_value_axis_is_logarithmic_for_wide_positive_ranges_only() -> None:
     assert not value_axis([1, 100], 0.0).log
 
 
+@pytest.mark.parametrize("values", [[1.0, 1e308], [-1.7e308, 1.7e308], [1e308]])
+def test_value_axis_of_huge_values_has_finite_ticks(values: list[float]) -> None:
+    ticks = value_axis(values).ticks
+    assert all(map(math.isfinite, ticks)) and ticks[-1] >= 1e300
+
+
 def test_value_axis_of_no_or_equal_values_has_two_ends() -> None:
     for values in ([], [0.0], [5.0], [-5.0], [1e-9], [3.0, 3.0 + 1e-12]):
         ticks = value_axis(values).ticks

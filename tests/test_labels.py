@@ -116,6 +116,7 @@ def test_read_labels_warns_of_classes_that_consist_of_others(caplog) -> None:
         ([[0, 1, 0], [1, 0, 0]], MULTI, ": column 'label' has vectors of 0 and 1, such as"),
         (["[0 1 1]", "[0 0 1]"], MULTI, ": column 'label' has vectors of 0 and 1, such as"),
         (["['a']", "b"], "single_label_classification", ":2: .* Write one label, or set data.prob"),
+        ([float("inf"), "b"], "single_label_classification", ":2: .* is inf. Write the name or"),
     ],
 )
 def test_read_labels_rejects_lists_without_names(cells, problem_type, message) -> None:

@@ -23,6 +23,7 @@ from bertjax.config.config import Config
 from bertjax.errors import CommandError
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
+from bertjax.reports.sweep import render_sweep
 from bertjax.reports.writer import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
@@ -238,6 +239,23 @@ def test_sweep_report_has_a_dot_for_each_run(swept) -> None:
     text = write_report(workdir).read_text()
     assert text.count("<use ") == len(result["runs"]) == 16
     assert result["best"] in text
+
+
+def test_sweep_report_shows_the_first_points_of_a_large_grid() -> None:
+    names = [f"p{i}" for i in range(70)]
+    run = {"failed": False, "scores": {"loss": 1.0}}
+    point = {"num_runs": 1, "num_failed": 0, "mean": 1.0, "std": None, "min": 1.0, "max": 1.0}
+    text = render_sweep(
+        "sweep",
+        {
+            "primary_metric": "loss",
+            "best": "p3",
+            "runs": [run | {"name": name, "point": name} for name in names],
+            "points": [point | {"label": name} for name in names],
+        },
+    )
+    assert text.count("<use ") == 64 and "first 64 of 70 points" in text
+    assert all(f"<td>{name}</td>" in text for name in names)
 
 
 @pytest.mark.slow

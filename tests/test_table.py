@@ -232,6 +232,7 @@ def test_text_joins_columns_and_converts_numbers() -> None:
         (True, "column 'a' is True, not text"),
         (["x"], "column 'a' is .*, not text. Fix the row"),
         (float("nan"), "column 'a' is nan, not text"),
+        (float("inf"), "column 'a' is inf, not text"),
     ],
 )
 def test_text_rejects_other_values_with_their_location(value: object, message: str) -> None:

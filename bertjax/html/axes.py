@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 _MIN_RATIO_FOR_LOG = 30  # of the largest to the smallest value of a logarithmic axis
 _MAX_LOG_TICKS = 9  # above this number only powers of ten stay
+_LARGEST = 1e300  # limit of an axis: a tick beyond the largest value must not overflow
 
 
 class ChartAxis(NamedTuple):
@@ -16,7 +17,7 @@ class ChartAxis(NamedTuple):
 
 
 def value_axis(values: Sequence[float], floor: float | None = None) -> ChartAxis:
-    """Return an axis that covers finite values.
+    """Return an axis that covers finite values, those beyond 1e300 nearly.
 
     It is logarithmic for positive values that span a factor of 30, unless it has a floor.
 
@@ -24,7 +25,10 @@ def value_axis(values: Sequence[float], floor: float | None = None) -> ChartAxis
       values: may be empty.
       floor: upper bound of the lower limit; such an axis is linear.
     """
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low, high = (
+        min(max(value, -_LARGEST), _LARGEST)
+        for value in (min(values, default=0.0), max(values, default=1.0))
+    )
     if floor is None and low > 0 and high > _MIN_RATIO_FOR_LOG * low:
         return ChartAxis(log_ticks(low, high), log=True)
     if floor is not None:

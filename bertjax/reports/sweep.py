@@ -1,5 +1,6 @@
 """Report of a sweep: scores of every run and of every point of the grid."""
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.schema import read_json_object
 
 _POINTS_PER_CHART = 8  # points of the grid
+_MAX_POINTS_SHOWN = 64  # a chart takes a tenth of a second
 _FIX = "Run the sweep again."
 _NUMBER = (float, None)
 _POINT = {"label": str, "num_runs": int, "num_failed": int}
@@ -39,13 +41,16 @@ def render_sweep(name: str, results: Mapping[str, Any]) -> str:
     best = next(run for run in runs if run["name"] == results["best"])
     title = _title(metric)
     num_failed = sum(run["failed"] for run in runs)
+    shown = "points"
+    if len(points) > _MAX_POINTS_SHOWN:
+        shown = f"first {_MAX_POINTS_SHOWN} of {len(points):,} points"
     return render_report(
         name,
         [
             Section(
                 f"{title.capitalize()} of every run",
-                "A dot for each run and a line at their mean; numbers are those of the points.",
-                charts=_score_plots(metric, runs, points),
+                f"A dot for each run and a line at their mean; numbers are those of the {shown}.",
+                charts=_score_plots(metric, runs, points[:_MAX_POINTS_SHOWN]),
             ),
             Section(
                 "Points of the grid",
@@ -66,13 +71,12 @@ def render_sweep(name: str, results: Mapping[str, Any]) -> str:
 def _score_plots(
     metric: str, runs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
 ) -> list[Chart]:
+    scores_of_point = collections.defaultdict(list)
+    for run in runs:
+        if (score := run["scores"].get(metric)) is not None:
+            scores_of_point[run["point"]].append(score)
     groups = {
-        str(number): [
-            run["scores"][metric]
-            for run in runs
-            if run["point"] == point["label"] and run["scores"].get(metric) is not None
-        ]
-        for number, point in enumerate(points, 1)
+        str(number): scores_of_point[point["label"]] for number, point in enumerate(points, 1)
     }
     numbers = [number for number, scores in groups.items() if scores]
     charts = []

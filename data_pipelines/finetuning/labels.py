@@ -265,7 +265,8 @@ def _label_name(location: str, column: str, value: Any, is_element: bool) -> str
     is_list = isinstance(value, list | tuple)
     if not is_element and isinstance(value, str):
         is_list = parse_list(value) is not None
-    if not is_list and (value is None or isinstance(value, str | int | float)):
+    is_infinite = isinstance(value, float) and math.isinf(value)  # as Python's JSON may have it
+    if not (is_list or is_infinite) and (value is None or isinstance(value, str | int | float)):
         return label_text(value)
     fix = "Write the name or number of a label"
     if is_list and not is_element:

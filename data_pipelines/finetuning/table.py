@@ -49,8 +49,8 @@ class TableRow(NamedTuple):
             value = self.value(column)
             if len(columns) > 1 and self.first_blank_column((column,)):
                 continue
-            is_text = isinstance(value, str | int | float) and value == value  # false for NaN
-            if isinstance(value, bool) or not is_text:
+            is_finite = isinstance(value, float) and math.isfinite(value)
+            if isinstance(value, bool) or not (isinstance(value, str | int) or is_finite):
                 raise InputError(
                     f"{self.location}: column {column!r} is {value!r}, not text. Fix the row."
                 )

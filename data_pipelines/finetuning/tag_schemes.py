@@ -12,6 +12,7 @@ Tags without a prefix are types of entities, if one of them is "O" (IO), or tags
 such as parts of speech.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _PREFIXES = {
     **{"BIO": "BI", "IOB1": "BI", "IOBES": "BIES", "BILOU": "BILU"},
     **{"BMES": "BMES", "BMEW": "BMEW"},
 }
+_ALL_PREFIXES = tuple("BIESLUMW")
 _TO_IOBES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 # Sets of parts of speech that have one of these may have an O of their own, as Twitter's has.
 _PARTS_OF_SPEECH = {"noun", "verb", "nn", "vb", "n", "v"}
@@ -42,6 +44,7 @@ class Entity(NamedTuple):
     last: int
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_tag(tag: str) -> tuple[str, str]:
     """Return prefix and type of a tag; a type may contain hyphens or be empty.
 
@@ -49,7 +52,7 @@ def parse_tag(tag: str) -> tuple[str, str]:
       ValueError: it is not a tag; the message is a phrase.
     """
     prefix, hyphen, entity_type = tag.partition("-")
-    if tag != OUTSIDE and (prefix not in tuple("BIESLUMW") or (hyphen and not entity_type)):
+    if tag != OUTSIDE and (prefix not in _ALL_PREFIXES or (hyphen and not entity_type)):
         raise ValueError(f"tag {tag!r} is neither O nor a prefix and a type, such as B-person")
     return prefix, entity_type
 
@@ -148,15 +151,27 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[i
     if not candidates:
         raise ValueError(f"no scheme has tags with all of {', '.join(sorted(prefixes))}")
     violations: dict[str, list[tuple[int, int]]] = {name: [] for name in candidates}
+    # Most sentences share their tags with others.
+    words_by_tags: dict[tuple[str, ...], list[tuple[str, list[int]]]] = {}
     for number, tags in enumerate(tagged):
-        sentence_entities = entities(tags)
-        for name in candidates:
-            expected = entities_to_tags(sentence_entities, len(tags), name)
-            violations[name] += [
-                (number, word) for word, tag in enumerate(tags) if tag != expected[word]
-            ]
+        key = tuple(tags)
+        if key not in words_by_tags:
+            words_by_tags[key] = _violations(tags, candidates)
+        for name, words in words_by_tags[key]:
+            violations[name] += [(number, word) for word in words]
     best = min(candidates, key=lambda name: len(violations[name]))
     return best, violations[best]
+
+
+def _violations(tags: Sequence[str], schemes: Iterable[str]) -> list[tuple[str, list[int]]]:
+    """Return the words of a sentence that violate each scheme, for the schemes that some do."""
+    sentence_entities = entities(tags)
+    violations = []
+    for name in schemes:
+        expected = entities_to_tags(sentence_entities, len(tags), name)
+        if words := [word for word, tag in enumerate(tags) if tag != expected[word]]:
+            violations.append((name, words))
+    return violations
 
 
 def tag_style(counts: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ from bertjax.reports.sweep import read_sweep, render_sweep
 from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.corpus.shards import read_manifest, read_shard
-from data_pipelines.finetuning.multiple_choice import dataset_from_rows
+from data_pipelines.finetuning import multiple_choice, sequence_classification
 from data_pipelines.finetuning.question_answering.squad import read_squad
 from data_pipelines.finetuning.table import read_table
 from data_pipelines.finetuning.token_classification.dataset import read_tagged_file
@@ -78,7 +78,7 @@ def make_readers(root: pathlib.Path, size: int) -> dict[str, Reader]:
         "SentencePiece": _file("spm.model", inputs.sentencepiece_model(root, size), _open_tokens),
     }
     for prefix, files, read in (
-        ("read_table", inputs.tables(size), read_table),
+        ("read_table", inputs.tables(size), _read_table),
         ("read_documents", inputs.documents(size), _read_documents),
         ("read_tagged_file", inputs.tagged(size), read_tagged_file),
     ):
@@ -115,6 +115,15 @@ def _open_sweep(path: epath.Path) -> object:
     return render_sweep("sweep", read_sweep(path))
 
 
+def _read_table(path: epath.Path) -> object:
+    """Read texts and labels: a table's other columns may hold any number."""
+    columns = sequence_classification.TableColumns(("text",), (), "label")
+    data = sequence_classification.dataset_from_rows(
+        str(path), read_table(path), columns, labeled=True
+    )
+    return data.texts, data.values
+
+
 def _open_corpus(path: epath.Path) -> object:
     manifest = read_manifest(path)
     return [read_shard(path, info) for info in (*manifest.train_shards, *manifest.eval_shards)]
@@ -130,7 +139,7 @@ def _read_documents(path: epath.Path) -> object:
 
 
 def _read_choices(path: epath.Path) -> object:
-    return dataset_from_rows("x", read_table(path), True)
+    return multiple_choice.dataset_from_rows("x", read_table(path), True)
 
 
 def _rewrite_list(path: pathlib.Path, arrays: bool) -> None:
