@@ -11,6 +11,7 @@ from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.decoder.options import DecodingOptions
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.rampup import BatchSizeRampup
@@ -155,6 +156,7 @@ class Config:
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
     optimizer: OptimizerSection = OptimizerSection()
     distill: DistillConfig = dataclasses.field(default_factory=DistillConfig)
+    decoding: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

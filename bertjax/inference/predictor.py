@@ -15,6 +15,7 @@ from bertjax.formats.loading import find_tokenizer
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.feed import fetch_to_host, to_global
 from bertjax.mesh.finite import check_finite
+from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
@@ -51,60 +52,70 @@ class Runner:
         self._constants = self._step_functions.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
 
-    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield, for each batch, what the objective's `apply` returns.
+    def run(
+        self, batches: Iterable[HostBatch], decoding: Decoding | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yield, for each batch, what the objective's `apply` returns, or generated targets.
 
         One batch is computed ahead of its use. Each shape compiles a program. Batches are padded to
         a power of two of sequences, so there are few.
 
+        Args:
+          batches: arrays that `apply` reads, or `bertjax.model.decoder.generation.generate`.
+          decoding: generates targets, decoded this way.
+
         Raises:
-          CommandError: logits are not finite.
+          CommandError: logits or scores are not finite.
         """
         counts: list[int] = []
 
         def compute() -> Iterator[dict[str, jax.Array]]:
             for batch in batches:
-                counts.append(_num_sequences(batch))
-                yield self._outputs(batch)
+                counts.append(len(batch["source_lengths" if decoding else "input_ids"]))
+                yield self._outputs(batch, decoding)
 
         for padded_outputs in fetch_to_host(compute()):
             count = counts.pop(0)
             outputs = {name: array[:count] for name, array in padded_outputs.items()}
             for name, array in outputs.items():
-                if name.endswith("_logits"):  # other outputs have unused slots of any value
+                # Other outputs have unused slots of any value.
+                if name.endswith("_logits") or name == "target_scores":
                     check_finite(array, name)
             yield outputs
 
-    def compile(self, batch: HostBatch) -> None:
-        """Compile the program for a batch of this shape."""
-        self._program(self._pad_batch(batch))
+    def compile(self, batch: HostBatch, decoding: Decoding | None = None) -> None:
+        """Compile the program for a batch of this shape; see `run`."""
+        self._program(self._pad_batch(batch), decoding)
 
-    def _outputs(self, batch: HostBatch) -> dict[str, jax.Array]:
+    def _outputs(self, batch: HostBatch, decoding: Decoding | None) -> dict[str, jax.Array]:
         padded = self._pad_batch(batch)
-        outputs: dict[str, jax.Array] = self._program(padded)(
-            self._params, to_global(padded, self._step_functions.batch_sharding), self._constants
-        )
+        arrays = to_global(padded, self._step_functions.batch_sharding)
+        constants = () if decoding else (self._constants,)
+        program = self._program(padded, decoding)
+        outputs: dict[str, jax.Array] = program(self._params, arrays, *constants)
         return outputs
 
     def _pad_batch(self, batch: HostBatch) -> HostBatch:
-        """Pad a batch to a power of two of sequences, and a multiple of the devices."""
-        count, num_shards = _num_sequences(batch), num_batch_shards(self._step_functions.mesh)
-        padded = math.ceil(bucket_size(count) / num_shards) * num_shards
-        return {
-            name: np.pad(array, [(0, padded - count)] + [(0, 0)] * (array.ndim - 1))
-            for name, array in batch.items()
-        }
+        """Pad arrays to a power of two of sequences, and a multiple of the devices."""
+        num_shards = num_batch_shards(self._step_functions.mesh)
 
-    def _program(self, padded: HostBatch) -> jax.stages.Compiled:
-        key = tuple((name, array.shape) for name, array in sorted(padded.items()))
+        def pad(array: np.ndarray) -> np.ndarray:
+            size = math.ceil(bucket_size(len(array)) / num_shards) * num_shards
+            return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
+
+        return {name: pad(array) for name, array in batch.items()}
+
+    def _program(self, padded: HostBatch, decoding: Decoding | None) -> jax.stages.Compiled:
+        key = decoding, *((name, array.shape) for name, array in sorted(padded.items()))
         if key not in self._compiled:
             shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in padded.items()}
-            self._compiled[key] = self._step_functions.compile_predict_step(shapes)
+            functions = self._step_functions
+            self._compiled[key] = (
+                functions.compile_generate_step(shapes, decoding)
+                if decoding
+                else functions.compile_predict_step(shapes)
+            )
         return self._compiled[key]
-
-
-def _num_sequences(batch: HostBatch) -> int:
-    return len(next(iter(batch.values())))
 
 
 class Predictor(Runner):

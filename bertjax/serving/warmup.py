@@ -25,11 +25,11 @@ def compile_ahead(predictor: Predictor, max_inputs: int) -> None:
         content = pipeline.sample_input(" ".join([word] * num_words), word)
         for count in counts:
             try:
-                batches, _ = pipeline.preprocess([PredictInput("warm-up", content)] * count)
+                batches, context = pipeline.preprocess([PredictInput("warm-up", content)] * count)
             except InputError:  # a pipeline whose inputs are not as long as its sample
                 return
             for batch in batches:
-                predictor.compile(batch)
+                predictor.compile(batch, pipeline.decoding(context))
         _log.info("compiled for inputs of up to %d tokens (%d/%d)", length, number, len(lengths))
 
 

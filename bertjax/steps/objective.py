@@ -1,6 +1,7 @@
 """The objective of a task: a model, its loss, and the shapes of its batches."""
 
 import abc
+import dataclasses
 import functools
 from typing import Any, ClassVar, cast
 
@@ -13,6 +14,7 @@ from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
+from bertjax.model.decoder.options import DecodingOptions
 from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
 from bertjax.model.losses import Sums
@@ -55,11 +57,26 @@ class Objective(abc.ABC):
                 raise InputError(
                     f"{name}={value!r}: task={config.task} does not read this field. Remove it."
                 )
+        if config.decoding != DecodingOptions() and not self.generates:
+            changed = next(
+                item.name
+                for item in dataclasses.fields(DecodingOptions)
+                if getattr(config.decoding, item.name) != item.default
+            )
+            raise InputError(
+                f"decoding.{changed}={getattr(config.decoding, changed)!r}: a model of "
+                f"task={config.task} does not generate texts. Remove it."
+            )
 
     @functools.cached_property
     def model(self) -> BertWithHeads:
         """The Flax module."""
         return BertWithHeads(self.config.model, self.heads)
+
+    @property
+    def generates(self) -> bool:
+        """True if models of the task generate texts."""
+        return False
 
     @property
     def eval_batch_size(self) -> int:

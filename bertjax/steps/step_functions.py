@@ -24,6 +24,8 @@ from bertjax.mesh.sharding import (
     with_shardings,
 )
 from bertjax.model.cpu_layout import CpuLayout
+from bertjax.model.decoder.generation import generate
+from bertjax.model.decoder.options import Decoding
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import accumulation_steps
 from bertjax.steps.compilation import Compiler, shardings_of
@@ -237,6 +239,26 @@ class StepFunctions:
             self.predict_layout.shapes(self.param_shapes),
             with_shardings(dict(batch_shapes), self.batch_sharding),
             self.constant_shapes,
+            out_shardings=self._replicated,
+        )
+
+    def compile_generate_step(
+        self, batch_shapes: Mapping[str, jax.ShapeDtypeStruct], decoding: Decoding
+    ) -> jax.stages.Compiled:
+        """Compile `generate`: (parameters in `predict_layout`, batch) -> targets."""
+
+        def generate_step(params: Any, batch: Batch) -> dict[str, Any]:
+            def generate_targets(stacked: Any) -> dict[str, Any]:
+                gathered = stack_layers(self._gather(stacked))
+                return generate(self._config.model, gathered, batch, decoding)
+
+            targets: dict[str, Any] = self.predict_layout.apply(generate_targets, params)
+            return targets
+
+        return self._compiler.compile(
+            generate_step,
+            self.predict_layout.shapes(self.param_shapes),
+            with_shardings(dict(batch_shapes), self.batch_sharding),
             out_shardings=self._replicated,
         )
 

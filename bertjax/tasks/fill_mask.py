@@ -150,6 +150,10 @@ class PackedTexts:
       positions: ascending positions of each text whose scores are needed.
       max_length: longest sequence.
       prefix_lengths: tokens of type 0 of each text, which come first; None for all of them.
+
+    Attributes:
+      arrays: arrays of all sequences.
+      places: sequence, first column and slots of each text.
     """
 
     def __init__(
@@ -169,7 +173,7 @@ class PackedTexts:
         arrays["masked_lm_positions"] = np.zeros((num_sequences, num_slots), np.int32)
         arrays["cls_positions"] = np.zeros((num_sequences, 1), np.int32)
         num_texts, used_tokens, used_slots = (np.zeros(num_sequences, np.int64) for _ in range(3))
-        self._slots = []  # of each text: sequence and slots
+        self.places: list[tuple[int, int, slice]] = []
         for sequence, text_ids, needed, prefix_length in zip(
             sequence_of_text.tolist(), ids, positions, prefix_lengths or lengths, strict=True
         ):
@@ -182,17 +186,16 @@ class PackedTexts:
             arrays["position_ids"][sequence, columns] = positions_within
             slots = slice(used_slots[sequence], used_slots[sequence] + len(needed))
             arrays["masked_lm_positions"][sequence, slots] = columns.start + needed
-            self._slots.append((sequence, slots))
+            self.places.append((sequence, columns.start, slots))
             used_tokens[sequence], used_slots[sequence] = columns.stop, slots.stop
-        self._arrays, self._num_sequences = arrays, num_sequences
+        self.arrays, self._num_sequences = arrays, num_sequences
         self._batch_size = max(1, _MAX_BATCH_TOKENS // length)
 
     def batches(self) -> Iterator[HostBatch]:
         """Yield the batches."""
         for first in range(0, self._num_sequences, self._batch_size):
             yield {
-                name: array[first : first + self._batch_size]
-                for name, array in self._arrays.items()
+                name: array[first : first + self._batch_size] for name, array in self.arrays.items()
             }
 
     def reduce_scores(
@@ -206,12 +209,12 @@ class PackedTexts:
           reduce: function of a text's logits at its positions, float32 [len(positions), tokens].
         """
         texts_of_batch: dict[int, list[int]] = {}
-        for text, (sequence, _) in enumerate(self._slots):
+        for text, (sequence, _, _) in enumerate(self.places):
             texts_of_batch.setdefault(sequence // self._batch_size, []).append(text)
-        results: list[Any] = [None] * len(self._slots)
+        results: list[Any] = [None] * len(self.places)
         for batch, arrays in enumerate(outputs):
             for text in texts_of_batch[batch]:
-                sequence, slots = self._slots[text]
+                sequence, _, slots = self.places[text]
                 logits = arrays["mlm_logits"][sequence % self._batch_size, slots, :num_tokens]
                 results[text] = reduce(logits)
         return results

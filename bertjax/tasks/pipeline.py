@@ -7,13 +7,14 @@ interface use nothing else of a task. The names are those of `transformers` pipe
 import abc
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import JSON_SUFFIXES, file_format
@@ -25,8 +26,16 @@ _MAX_BARS = 20  # of a chart
 HostBatch = dict[str, np.ndarray]  # the sequences of a global batch that one process feeds
 Content = str | Mapping[str, Any]
 Outputs = Mapping[str, np.ndarray]
-RunFunction = Callable[[Iterable[HostBatch]], Iterator[Outputs]]
 Context = TypeVar("Context")
+
+
+class RunFunction(Protocol):
+    """Computation of batches by a model; see `bertjax.inference.predictor.Runner.run`."""
+
+    def __call__(
+        self, batches: Iterable[HostBatch], decoding: Decoding | None = None
+    ) -> Iterator[Outputs]:
+        """Yield the outputs of each batch, or generated targets."""
 
 
 class PredictInput(NamedTuple):
@@ -169,6 +178,13 @@ class Pipeline(abc.ABC, Generic[Context]):
         """
         batches, context = self.preprocess(inputs)
         return self.postprocess(context, run(batches), return_all_scores)
+
+    def decoding(self, context: Context) -> Decoding | None:
+        """Return the constants of the program for the batches of `preprocess`.
+
+        None stands for the objective's `apply`.
+        """
+        return None
 
     def sample_input(self, text: str = "Some text.", word: str = "text") -> Content:
         """Return a valid input in which `text` is the long part and `word` stands for the others.

@@ -70,6 +70,11 @@ class PretrainingObjective(Objective):
         if "examples" in config.tensorboard_summaries:
             self.eval_outputs = ("masked_lm_predictions",)
 
+    @property
+    def generates(self) -> bool:
+        """True for left-to-right models."""
+        return self.config.model.causal
+
     def check_inputs_repeat(self) -> None:
         """Raise InputError if masking is dynamic."""
         if not self.options.dupe_factor:

@@ -1,38 +1,58 @@
 """Pipeline that continues texts with a left-to-right model."""
 
+import ast
+import dataclasses
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.tasks.fill_mask import PackedTexts, check_num_tokens
+from bertjax.config.fields import coerce
+from bertjax.model.decoder.options import Decoding, DecodingOptions
+from bertjax.tasks.fill_mask import check_num_tokens
+from bertjax.tasks.generation.sources import SourceBatches
 from bertjax.tasks.pipeline import (
     Content,
+    FormField,
     HostBatch,
     Outputs,
     Pipeline,
     PredictInput,
     RunFunction,
     parse_text_lines,
-    require_text,
     text_block,
 )
+from data_pipelines.errors import InputError
 
 _MAX_NEW_TOKENS = 32
+_TEXT = "text"  # key of the text in an input object
+_OPTION_TYPES = typing.get_type_hints(DecodingOptions)
 
-# Texts, their token ids, tokens of each prompt, batches of a step.
-Context = tuple[list[str], list[np.ndarray], list[int], PackedTexts]
+
+class Context(NamedTuple):
+    """Inputs of `preprocess` that have the same options.
+
+    Attributes:
+      texts: their texts.
+      sources: their token ids in batches.
+      decoding: constants of their program.
+    """
+
+    texts: list[str]
+    sources: SourceBatches
+    decoding: Decoding
 
 
 class TextGenerationPipeline(Pipeline[Context]):
-    """Greedy continuation of a text, of at most 32 tokens or to the first [SEP].
+    """Continuation of a text, to the first [SEP] or the maximal number of tokens.
 
     A subclass may have other inputs and another prompt.
     """
 
     method = "generate"
     description = "continues texts"
-    max_batch_inputs = 64  # each position has as many scores as the vocabulary tokens
+    max_batch_inputs = 256
 
     @property
     def max_input_tokens(self) -> int:
@@ -41,35 +61,46 @@ class TextGenerationPipeline(Pipeline[Context]):
 
     @property
     def max_new_tokens(self) -> int:
-        """Maximal tokens of a generated text."""
+        """Maximal tokens of a generated text with its [SEP], unless options set it."""
         return _MAX_NEW_TOKENS
 
     @staticmethod
-    def parse_arguments(texts: str | Iterable[str]) -> Any:
+    def parse_arguments(texts: str | Iterable[str], **options: Any) -> Any:
         """Return the text that a model generates, token by token: {"text", "generated_text"}.
 
-        A causal model continues the text, a model of `generation` takes it as the source.
+        A causal model continues the text, a model of `generation` takes it as the source. With
+        `return_all_scores`, or several returned sequences, the answer has `sequences`, a list of
+        {"generated_text", "score"}.
 
         Args:
           texts: a text, or several; a source may be a dictionary with its column.
+          options: fields of `decoding`, such as num_beams=4; see docs/configuration.md.
 
         Raises:
-          InputError: the model has another head, or a text to continue is too long.
+          InputError: the model has another head, a text to continue is too long, or an option is
+            invalid.
         """
-        return texts
+        if not options:
+            return texts
+        if isinstance(texts, str | Mapping):
+            return _with_options(texts, options)
+        return [_with_options(text, options) for text in texts]
 
     parse_lines = staticmethod(parse_text_lines)
 
-    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
-        """Return packed batches with a prediction slot at the end of each text."""
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
+        """Return the batches of inputs with the same options."""
+        options = self._options_of(inputs[0])
         texts = [self.text_of(item) for item in inputs]
         ids = [
             np.array(self.encode_prompt(item.location, text), np.int32)
             for item, text in zip(inputs, texts, strict=True)
         ]
-        prompt_lengths = [len(text_ids) for text_ids in ids]
-        packed = self._pack(ids, prompt_lengths)
-        return packed.batches(), (texts, ids, prompt_lengths, packed)
+        positions = self.config.model.max_position_embeddings
+        limits = [min(options.max_new_tokens, positions - len(source)) for source in ids]
+        sources = SourceBatches(ids, limits, self.max_input_tokens, options)
+        decoding = sources.decoding(len(self.tokenizer.tokens), self.tokenizer.sep_id)
+        return sources, Context(texts, sources, decoding)
 
     def text_of(self, item: PredictInput) -> str:
         """Return the text of an input.
@@ -77,7 +108,11 @@ class TextGenerationPipeline(Pipeline[Context]):
         Raises:
           InputError: the input has none.
         """
-        return require_text(item)
+        content = item.content
+        text = content.get(_TEXT) if isinstance(content, Mapping) else content
+        if not isinstance(text, str):
+            raise InputError(f"{item.location}: {_TEXT!r} is {text!r}. Give a text.")
+        return text
 
     def encode_prompt(self, location: str, text: str) -> list[int]:
         """Return the token ids after which the model generates."""
@@ -85,52 +120,135 @@ class TextGenerationPipeline(Pipeline[Context]):
         check_num_tokens(location, len(ids), self.max_input_tokens - 1)
         return ids
 
-    def prefix_lengths(self, prompt_lengths: Sequence[int]) -> Sequence[int] | None:
-        """Return how many tokens of each text have type 0, from the tokens of its prompt."""
-        return None
-
     def postprocess(
         self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
-        """Return texts whose ids end with the generated tokens; `predict` gives no outputs."""
-        texts, all_ids, *_ = context
-        for text, ids in zip(texts, all_ids, strict=True):
-            yield {"text": text, "generated_text": self.tokenizer.decode(ids.tolist())}
+        """Return texts with the generated ones."""
+        options = context.decoding.options
+        shows_all = return_all_scores or options.num_return_sequences > 1
+        answers: list[dict[str, Any]] = [{}] * len(context.texts)
+        numbers = iter(context.sources.order)
+        for batch in outputs:
+            arrays = (batch[f"target_{name}"] for name in ("ids", "lengths", "scores"))
+            for rows in zip(*arrays, strict=True):
+                number = next(numbers)
+                sequences = [
+                    {
+                        "generated_text": self._decode(ids[:length].tolist()),
+                        "score": round(float(score), 6),
+                    }
+                    for ids, length, score in zip(*rows, strict=True)
+                    if length  # a search may find fewer hypotheses
+                ]
+                answer = {"text": context.texts[number], **sequences[0]}
+                del answer["score"]
+                answers[number] = answer | ({"sequences": sequences} if shows_all else {})
+        return iter(answers)
 
     def predict(
         self, run: RunFunction, inputs: Sequence[PredictInput], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield the continuations, computed token by token."""
-        batches, (texts, ids, prompt_lengths, packed) = self.preprocess(inputs)
-        num_tokens = len(self.tokenizer.tokens)
-        unfinished = list(range(len(ids)))
-        for _ in range(self.max_new_tokens):
-            next_ids = packed.reduce_scores(run(batches), num_tokens, lambda row: int(row.argmax()))
-            for i, next_id in zip(list(unfinished), next_ids, strict=True):
-                if next_id != self.tokenizer.sep_id:
-                    ids[i] = np.append(ids[i], np.int32(next_id))
-                if next_id == self.tokenizer.sep_id or len(ids[i]) == self.max_input_tokens:
-                    unfinished.remove(i)
-            if not unfinished:
-                break
-            packed = self._pack(
-                [ids[i] for i in unfinished], [prompt_lengths[i] for i in unfinished]
-            )
-            batches = packed.batches()
-        generated = [text_ids[n:] for text_ids, n in zip(ids, prompt_lengths, strict=True)]
-        return self.postprocess((texts, generated, prompt_lengths, packed), (), return_all_scores)
+        """Return the generated texts, those of inputs with the same options together."""
+        groups: dict[DecodingOptions, list[int]] = {}
+        for number, item in enumerate(inputs):
+            groups.setdefault(self._options_of(item), []).append(number)
+        prepared = [
+            (numbers, *self.preprocess([inputs[number] for number in numbers]))
+            for numbers in groups.values()
+        ]
+        answers: list[dict[str, Any]] = [{}] * len(inputs)
+        for numbers, batches, context in prepared:
+            outputs = run(batches, context.decoding)
+            generated = self.postprocess(context, outputs, return_all_scores)
+            for number, answer in zip(numbers, generated, strict=True):
+                answers[number] = answer
+        return iter(answers)
+
+    def decoding(self, context: Context) -> Decoding:
+        """Return the constants of the program that computes the batches of `preprocess`."""
+        return context.decoding
 
     def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
         """Return the beginning of a text."""
         return text
 
+    def form_fields(self) -> Sequence[FormField]:
+        """Return text boxes for the text and the options that users change most."""
+        sample = self.sample_input()
+        assert isinstance(sample, str)
+        options = self.config.decoding
+        return [
+            FormField(_TEXT, "Text", sample, 5),
+            *(
+                FormField(name, name.replace("_", " ").capitalize(), str(getattr(options, name)), 1)
+                for name in ("num_beams", "num_return_sequences", "do_sample", "seed")
+            ),
+        ]
+
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the text with its continuation marked."""
-        text, generated = answer["text"], answer["generated_text"]
-        whole = f"{text} {generated}"
-        return [text_block(whole, [(len(text) + 1, len(whole), "")])]
+        text = answer["text"]
+        blocks = []
+        for generated in self._texts_of(answer):
+            whole = f"{text} {generated}"
+            blocks.append(text_block(whole, [(len(text) + 1, len(whole), "")]))
+        return blocks
 
-    def _pack(self, ids: Sequence[np.ndarray], prompt_lengths: Sequence[int]) -> PackedTexts:
-        last_positions = [np.array([len(text_ids) - 1]) for text_ids in ids]
-        prefix_lengths = self.prefix_lengths(prompt_lengths)
-        return PackedTexts(ids, last_positions, self.max_input_tokens, prefix_lengths)
+    @staticmethod
+    def _texts_of(answer: Mapping[str, Any]) -> list[str]:
+        """Return the generated texts of an answer, best first."""
+        sequences = answer.get("sequences", [answer])
+        return [sequence["generated_text"] for sequence in sequences]
+
+    def _options_of(self, item: PredictInput) -> DecodingOptions:
+        """Return the options of an input: those of the configuration with its own."""
+        content = item.content if isinstance(item.content, Mapping) else {}
+        try:
+            options = override_options(self.config.decoding, content)
+            if not options.max_new_tokens:
+                options = dataclasses.replace(options, max_new_tokens=self.max_new_tokens)
+        except InputError as error:
+            raise InputError(f"{item.location}: {error}") from None
+        return options
+
+    def _decode(self, ids: list[int]) -> str:
+        is_complete = bool(ids) and ids[-1] == self.tokenizer.sep_id
+        return self.tokenizer.decode(ids[:-1] if is_complete else ids)
+
+
+def override_options(options: DecodingOptions, values: Mapping[str, Any]) -> DecodingOptions:
+    """Return options with those of some values that are named like a field.
+
+    Args:
+      options: the options.
+      values: values by name, typed or as text; other names are ignored.
+
+    Raises:
+      InputError: a value has the wrong type, or is out of its range.
+    """
+    changes = {}
+    for name, hint in _OPTION_TYPES.items():
+        if name in values:
+            value = values[name]
+            if isinstance(value, str):
+                value = _parse_value(value.strip())
+            changes[name] = coerce(name, value, hint)
+    return dataclasses.replace(options, **changes) if changes else options
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _with_options(text: str | Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an input object, after a check that all options exist."""
+    for name in options:
+        if name not in _OPTION_TYPES:
+            raise InputError(
+                f"{name}={options[name]!r}: no option of decoding. Use some of "
+                f"{', '.join(_OPTION_TYPES)}."
+            )
+    return {**(text if isinstance(text, Mapping) else {_TEXT: text}), **options}

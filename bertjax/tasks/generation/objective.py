@@ -56,6 +56,11 @@ class GenerationObjective(FinetuningObjective):
             )
 
     @property
+    def generates(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def max_target_length(self) -> int:
         """Maximal tokens of a target with [SEP]."""
         return int(self.config.data["max_target_length"])

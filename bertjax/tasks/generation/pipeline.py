@@ -1,6 +1,6 @@
 """Pipeline that generates target texts from source texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bertjax.tasks.generation.continuation import TextGenerationPipeline
@@ -11,7 +11,7 @@ from data_pipelines.finetuning.table import TableRow
 
 
 class GenerationPipeline(TextGenerationPipeline):
-    """Greedy generation of the target of a source, of at most `data.max_target_length` tokens."""
+    """Generation of the target of a source, of at most `data.max_target_length` tokens."""
 
     description = "generates a text from a text"
     objective: GenerationObjective
@@ -25,24 +25,22 @@ class GenerationPipeline(TextGenerationPipeline):
 
     @property
     def max_new_tokens(self) -> int:
-        """Maximal tokens of a target without its [SEP]."""
-        return self.objective.max_target_length - 1
+        """Maximal tokens of a target with its [SEP]."""
+        return self.objective.max_target_length
 
     def text_of(self, item: PredictInput) -> str:
-        """Return the source: the input, or its column `data.source`."""
+        """Return the source: the input, its column `data.source`, or else its "text"."""
         if isinstance(item.content, str):
             return item.content
-        row = TableRow(item.location, dict(item.content))
-        return row.text((self.config.data["source"],))
+        column = self.config.data["source"]
+        if column not in item.content and "text" in item.content:
+            return super().text_of(item)
+        return TableRow(item.location, dict(item.content)).text((column,))
 
     def encode_prompt(self, location: str, text: str) -> list[int]:
         """Return the token ids of a source, without its end if it is too long."""
         ids, _ = encode_source(text, self.tokenizer, self.objective.max_source_length)
         return ids
-
-    def prefix_lengths(self, prompt_lengths: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of each source."""
-        return prompt_lengths
 
     def sample_input(
         self, text: str = "Paris is the capital of France.", word: str = ""
@@ -51,5 +49,5 @@ class GenerationPipeline(TextGenerationPipeline):
         return text
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the target."""
-        return [text_block(answer["generated_text"])]
+        """Return the targets."""
+        return [text_block(text) for text in self._texts_of(answer)]

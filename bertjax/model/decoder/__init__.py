@@ -1,0 +1,1 @@
+"""Decoding of target texts, token by token."""

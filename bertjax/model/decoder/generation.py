@@ -1,0 +1,51 @@
+"""Generation of targets from a batch of sources."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.decoder import cache
+from bertjax.model.decoder.options import Decoding
+from bertjax.model.decoder.sampling import sample
+from bertjax.model.decoder.search import beam_search
+
+
+def generate(
+    config: BertConfig, params: Any, batch: Mapping[str, Array], decoding: Decoding
+) -> dict[str, Array]:
+    """Return the targets: `target_ids` [B, R, G], `target_lengths` and `target_scores` [B, R].
+
+    They are the tokens, lengths and scores of `bertjax.model.decoder.search.Generated`.
+
+    Args:
+      config: shape of the encoder.
+      params: parameters of the model.
+      batch: arrays that `cache.start` reads, and two of the B sources: `source_limits` int32 [B],
+        the maximal tokens of each target; `source_digests` uint32 [B], of each source and the seed,
+        on which samples depend.
+      decoding: constants of the program.
+    """
+    options = decoding.options
+    logits, first_cache, step = cache.start(config, params, batch, options.max_new_tokens)
+    inputs = logits, first_cache, step, batch["source_limits"]
+    if options.num_beams > 1:
+        generated = beam_search(*inputs, decoding)
+    else:
+        generated = sample(*inputs, _sample_keys(batch["source_digests"], decoding), decoding)
+    return {
+        "target_ids": generated.tokens,
+        "target_lengths": generated.lengths,
+        "target_scores": generated.scores,
+    }
+
+
+def _sample_keys(digests: Array, decoding: Decoding) -> Array:
+    """Return a random key for each sample of each source, [B, R]."""
+    key = jax.random.key(0)  # the digests depend on the seed, so that all seeds share a program
+    numbers = jnp.arange(decoding.options.num_return_sequences)
+    of_number = jax.vmap(jax.random.fold_in, (None, 0))
+    return jax.vmap(lambda digest: of_number(jax.random.fold_in(key, digest), numbers))(digests)
