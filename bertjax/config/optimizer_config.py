@@ -39,11 +39,11 @@ class OptimizerFields:
     max_grad_norm: float = field(1.0, "gradient clipping: maximum global norm")
     layerwise_lr_decay: float = field(
         1.0,
-        "layer-wise learning rate decay: factor from a block to the block below it; heads and "
-        "pooler have the full rate, embeddings the lowest (Zhang et al. 2021, section 5)",
+        "layer-wise learning rate decay: factor from a block to the block below it; heads, pooler "
+        "and decoder have the full rate, embeddings the lowest (Zhang et al. 2021, section 5)",
     )
     frozen_layers: int = field(
-        0, "number of lowest blocks that are not trained, with the embeddings"
+        0, "number of the encoder's lowest blocks that are not trained, with the embeddings"
     )
 
 

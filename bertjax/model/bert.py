@@ -11,6 +11,7 @@ from jax import Array
 
 from bertjax.model.bert_config import BertConfig, parse_layers
 from bertjax.model.bilstm import BiLSTM, LayerMix
+from bertjax.model.decoder.cross_attention import SLOTS_KEY, Decoder, decoder_inputs, source_inputs
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.head_positions import (
@@ -49,6 +50,8 @@ class BertWithHeads(nn.Module):
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [batch[name] for name in ENCODER_INPUTS]
+        if config.has_cross_attention:
+            inputs = source_inputs(*inputs)
         example_ids = batch["example_ids"]
         positions = head_positions(self.heads, batch)
         if config.causal and POOLED_KEY in positions:  # [CLS] comes first and sees only itself
@@ -74,12 +77,19 @@ class BertWithHeads(nn.Module):
             vectors[""] = hidden
         if POOLED_KEY in positions:
             vectors[POOLED_KEY] = Pooler(config, name="pooler")(vectors[POOLED_KEY])
+        word = encoder.embeddings.word
+        if config.has_cross_attention and SLOTS_KEY in positions:
+            _, _, source_ids, _ = inputs
+            decoder = Decoder(config, name="decoder")
+            slots = decoder_inputs(batch)
+            vectors[SLOTS_KEY] = decoder(*slots, hidden, source_ids, deterministic=deterministic)
+            word = decoder.embeddings.word
         for head in (HEADS[name] for name in self.heads):
             x = vectors[POOLED_KEY if head.pooled else head.positions_key]
             if head.input_dropout and not deterministic:
                 x = dropout(x, config.hidden_dropout_prob, self.make_rng("dropout"))
             module = head.module(config, name=head.name)
-            outputs[f"{head.name}_logits"] = module(x, batch, encoder.embeddings.word)
+            outputs[f"{head.name}_logits"] = module(x, batch, word)
         return outputs
 
     def _all_positions(

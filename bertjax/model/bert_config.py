@@ -13,7 +13,7 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
-DECODERS = ("", "prefix")
+DECODERS = ("", "prefix", "cross_attention")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
     **{"vocab_size": 10_000_000, "num_hidden_layers": 1_000, "hidden_size": 1 << 16},
@@ -76,7 +76,8 @@ class BertConfig:
     decoder: str = field(
         "",
         'decoder of a target text: "prefix" gives tokens of type 0 (the source) bidirectional and '
-        'those of type 1 (the target) causal attention; "" for none',
+        'those of type 1 (the target) causal attention; "cross_attention" adds blocks that read '
+        'the target so far and the vectors of the source; "" for none',
     )
     feature_layers: str = field(
         "",
@@ -152,11 +153,23 @@ class BertConfig:
                 f"decoder={self.decoder!r}: the source is bidirectional, and causal=True. Remove "
                 "one of them."
             )
+        if self.has_cross_attention:
+            for name in ("feature_layers", "bilstm"):
+                if value := getattr(self, name):
+                    raise InputError(
+                        f"{name}={value!r}: decoder='cross_attention' reads the encoder's last "
+                        "layer. Remove one of them."
+                    )
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether a decoder with its own parameters attends to the encoder's vectors."""
+        return self.decoder == "cross_attention"
 
     @property
     def mask_kind(self) -> MaskKind:
-        """Mask of the attention, as in `bertjax.model.attention.dispatch.attention`."""
-        if self.decoder:
+        """Mask of the encoder's attention, as in `bertjax.model.attention.dispatch.attention`."""
+        if self.decoder == "prefix":
             return "prefix"
         return "causal" if self.causal else "bidirectional"
 

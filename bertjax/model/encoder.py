@@ -164,17 +164,27 @@ class Block(nn.Module):
         The output is None unless `output_hidden_state`. With `output_positions` int32 [B, N], the
         vectors are those at these positions, [B, N, H].
         """
-
-        def add(x: Array, update: Array, name: str) -> Array:
-            key = None if self.deterministic else self.make_rng("dropout")
-            update = dropout(update, self.config.hidden_dropout_prob, key)
-            return LayerNorm(self.config, name=name)(x + update)
-
         attend = SelfAttention(self.config, self.deterministic, name="attention")
         residual = _select_positions(x, output_positions)
-        x = add(residual, attend(x, example_ids, output_positions), "attention_norm")
-        x = add(x, FeedForward(self.config, name="feed_forward")(x), "feed_forward_norm")
+        update = attend(x, example_ids, output_positions)
+        x = add_update(self, residual, update, "attention_norm")
+        update = FeedForward(self.config, name="feed_forward")(x)
+        x = add_update(self, x, update, "feed_forward_norm")
         return x, x if self.output_hidden_state else None
+
+
+def add_update(block: Any, x: Array, update: Array, name: str) -> Array:
+    """Return LayerNorm(x + dropout(update)).
+
+    Args:
+      block: module that calls this, with `config` and `deterministic`.
+      x: input of a sublayer of the block.
+      update: output of the sublayer.
+      name: name of the LayerNorm among the block's submodules.
+    """
+    key = None if block.deterministic else block.make_rng("dropout")
+    update = dropout(update, block.config.hidden_dropout_prob, key)
+    return LayerNorm(block.config, name=name)(x + update)
 
 
 class Encoder(nn.Module):
@@ -238,17 +248,21 @@ def attention_ids(config: BertConfig, token_type_ids: Array, example_ids: Array)
     return jnp.where(token_type_ids > 0, -example_ids, example_ids)
 
 
-def block_class(config: BertConfig) -> type[Block]:
+def block_class(config: BertConfig, block: type[nn.Module] = Block) -> Any:
     """Return the module of a block, rematerialized with `config.remat`."""
-    return nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block
+    return nn.remat(block, prevent_cse=not config.scan_layers) if config.remat else block
 
 
 def block_stack(
-    config: BertConfig, count: int, deterministic: bool, initializing: bool = False
+    config: BertConfig,
+    count: int,
+    deterministic: bool,
+    initializing: bool = False,
+    block: type[nn.Module] = Block,
 ) -> Any:
     """Return the module of `count` consecutive blocks, as a loop or unrolled."""
     return nn.scan(
-        block_class(config),
+        block_class(config, block),
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=nn.broadcast,

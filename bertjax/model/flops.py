@@ -57,6 +57,10 @@ def forward_flops(
     before = 3 * hidden**2
     after = hidden**2 + 2 * hidden * config.feed_forward_size
     block = max_seq_length * (before + after) + 2 * max_seq_length**2 * hidden
+    if config.has_cross_attention:  # a block of the decoder: keys and values of the encoder, slots
+        block += 2 * max_seq_length * hidden**2
+        block += max_predictions_per_seq * (before + after + 2 * hidden**2)
+        block += 2 * max_predictions_per_seq * (max_predictions_per_seq + max_seq_length) * hidden
     skipped = 0 if last_block_positions is None else max_seq_length - last_block_positions
     mlm = max_predictions_per_seq * hidden * (hidden + config.vocab_size)
     nsp = examples_per_seq * hidden * (hidden + 2)

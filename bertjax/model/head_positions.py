@@ -42,7 +42,7 @@ def num_last_block_positions(
     """Return at how many positions of each sequence the last block is computed completely.
 
     All T positions are computed if a head reads all, or if heads read more than half of them. They
-    are also computed if a layer mix or a BiLSTM reads all, or if the blocks form a loop.
+    are also computed if a layer mix, a BiLSTM or a decoder reads all, or if the blocks form a loop.
 
     Args:
       config: shape of the encoder.
@@ -53,7 +53,7 @@ def num_last_block_positions(
     length: int = batch["example_ids"].shape[1]
     if not all(HEADS[name].pooled or HEADS[name].positions_key for name in heads):
         return length
-    if config.scan_layers or config.feature_layers or config.bilstm:
+    if config.scan_layers or config.feature_layers or config.bilstm or config.has_cross_attention:
         return length
     count: int = sum(array.shape[1] for array in head_positions(heads, batch).values())
     if is_symbolic_dim(count) or is_symbolic_dim(length):

@@ -145,7 +145,8 @@ class Head:
 
 
 HEADS: dict[str, Head] = {}
-BACKBONE_MODULES = ("encoder", "pooler", "features", "bilstm")  # modules that are not heads
+# Modules that are not heads.
+BACKBONE_MODULES = ("encoder", "decoder", "pooler", "features", "bilstm")
 TRAINING_MODULES = ("distill",)  # parameters that only training uses; no model has them
 
 

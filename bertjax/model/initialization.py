@@ -83,19 +83,28 @@ def _frequencies(num_positions: int, num_waves: int) -> np.ndarray:
 def merge_pretrained(random_params: Any, pretrained_params: Any, reinit_layers: int) -> Any:
     """Return the pretrained parameters, with random ones for modules that they lack.
 
+    A decoder that they lack begins with the encoder's parameters and a random cross-attention.
+
     Args:
       random_params: parameters of the whole model.
       pretrained_params: parameters of some of its modules.
       reinit_layers: number of the highest blocks that stay random.
     """
-    merged = dict(random_params) | dict(pretrained_params)
-    if reinit_layers and "encoder" in pretrained_params:
+    pretrained_params = dict(pretrained_params)
+    if "decoder" in random_params and "encoder" in pretrained_params:
+        random, encoder = random_params["decoder"], pretrained_params["encoder"]
+        decoder = {**encoder, "blocks": {**random["blocks"], **encoder["blocks"]}}
+        pretrained_params.setdefault("decoder", decoder)
+    merged = dict(random_params) | pretrained_params
+    for part in ("encoder", "decoder") if reinit_layers else ():
+        if part not in pretrained_params:
+            continue
         blocks = jax.tree.map(
             lambda random, pretrained: jnp.concatenate(
                 [pretrained[:-reinit_layers], random[-reinit_layers:]]
             ),
-            random_params["encoder"]["blocks"],
-            pretrained_params["encoder"]["blocks"],
+            random_params[part]["blocks"],
+            pretrained_params[part]["blocks"],
         )
-        merged["encoder"] = {**pretrained_params["encoder"], "blocks": blocks}
+        merged[part] = {**pretrained_params[part], "blocks": blocks}
     return merged

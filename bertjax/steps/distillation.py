@@ -181,16 +181,23 @@ class DistillationObjective(StudentObjective):
                 f"distill.teacher={distill.teacher}: the teacher's attention is "
                 f"{teacher.mask_kind}, that of the model {student.mask_kind}. Use the same."
             )
+        if teacher.decoder != student.decoder:
+            raise InputError(
+                f"distill.teacher={distill.teacher}: the teacher has decoder={teacher.decoder!r}, "
+                f"the model {student.decoder!r}. Use the same."
+            )
         if teacher.max_position_embeddings < config.max_seq_length:
             raise InputError(
                 f"max_seq_length={config.max_seq_length}: the teacher {distill.teacher} has "
                 f"{teacher.max_position_embeddings} positions. Use no more."
             )
         for name, model in (("model", student), ("the teacher", teacher)):
-            if (model.feature_layers or model.bilstm) and self._reads_hidden_states:
+            part = "a layer mix or a BiLSTM" if model.feature_layers or model.bilstm else ""
+            part = "a decoder with cross-attention" if model.has_cross_attention else part
+            if part and self._reads_hidden_states:
                 raise InputError(
-                    f"distill.hidden_weight={distill.hidden_weight!r}: {name} has a layer mix or a "
-                    "BiLSTM. Distill its logits alone."
+                    f"distill.hidden_weight={distill.hidden_weight!r}: {name} has {part}. Distill "
+                    "its logits alone."
                 )
         self._pairs: Sequence[tuple[int, int]] = ()
         if self._is_on["hidden"]:

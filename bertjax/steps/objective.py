@@ -37,6 +37,7 @@ class Objective(abc.ABC):
     Attributes:
       UNUSED_FIELDS: configuration fields that the task does not read; other values than the
         defaults are rejected.
+      DECODERS: values of `model.decoder` that the task supports.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
       batch_size: sequences of a global training batch, over all processes and devices.
@@ -46,12 +47,18 @@ class Objective(abc.ABC):
     """
 
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
+    DECODERS: ClassVar[tuple[str, ...]] = ("", "prefix")
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         self.config, self.batch_size_multiple = config, batch_size_multiple
         self.batch_size = config.batch_size
+        if (decoder := config.model.decoder) not in self.DECODERS:
+            raise InputError(
+                f"model.decoder={decoder!r}: task={config.task} does not support it. Use "
+                f"{' or '.join(name or repr(name) for name in self.DECODERS)}."
+            )
         for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
                 raise InputError(

@@ -37,11 +37,13 @@ def is_stacked(name: str) -> bool:
 
 
 def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
-    """Return the depth of a parameter: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
+    """Return the depth of a parameter: embeddings 0, blocks 1 to L, all above the encoder L + 1.
 
     Returns:
       An array [] or, for a stacked parameter, [L, 1, ...], which broadcasts against the parameter.
     """
+    if name.startswith("decoder/"):
+        return np.array(num_hidden_layers + 1)
     if is_stacked(name):
         return np.arange(1, num_hidden_layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
     return np.array(0 if _EMBEDDINGS.search(name) else num_hidden_layers + 1)

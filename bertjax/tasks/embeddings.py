@@ -101,8 +101,9 @@ class EmbeddingsObjective(FinetuningObjective):
     eval_outputs = ("embeddings",)
 
     def __init__(self, config: Config, batch_size_multiple: int, options: EmbeddingOptions) -> None:
-        no_mix = {name: getattr(BertConfig, name) for name in LAYER_MIX_FIELDS}
-        model = dataclasses.replace(config.model, **no_mix)
+        # A text is a source, and no head reads its vectors.
+        defaults = {name: getattr(BertConfig, name) for name in ("decoder", *LAYER_MIX_FIELDS)}
+        model = dataclasses.replace(config.model, **defaults)
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
         hidden_state_indices(options.layers, model.num_hidden_layers)
         self.options = options

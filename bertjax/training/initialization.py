@@ -162,6 +162,9 @@ class PretrainedModel:
         if any(getattr(saved, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
             # Heads that read another mix of layers are other heads.
             self._shapes = {"encoder": self._shapes["encoder"]}
+        if saved.has_cross_attention and not model.has_cross_attention:
+            # The masked LM head is the decoder's.
+            self.keep_parts(part for part in self.parts if part not in ("decoder", "mlm"))
         if tuple(labels) != self.labels:
             self._shapes = {
                 name: part
@@ -223,15 +226,16 @@ class PretrainedModel:
             )
         self.digest  # noqa: B018 (of the model at the path, not of what is kept)
         params = dict(self.host_params())
-        blocks = jax.tree.map(lambda leaf: leaf[list(layers)], params["encoder"]["blocks"])
-        params["encoder"] = {**params["encoder"], "blocks": blocks}
+        for part in [name for name in ("encoder", "decoder") if name in params]:
+            blocks = jax.tree.map(lambda leaf: leaf[list(layers)], params[part]["blocks"])
+            params[part] = {**params[part], "blocks": blocks}
         self.bert_config = dataclasses.replace(self.bert_config, num_hidden_layers=len(layers))
         self._published = NumpyModel(self.bert_config, params, self.tokenizer, labels=self.labels)
         self._shapes = params
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts that it has: "encoder" and heads."""
+        """Names of the parts that it has: "encoder", "decoder" and heads."""
         return tuple(self._shapes)
 
     def load_all(self, mesh: Mesh) -> Any:
@@ -270,11 +274,15 @@ class PretrainedModel:
         ]
         params = self.load({part: shapes[part] for part in loaded})
         random = [part for part in shapes if part not in loaded]
+        copied = ""
+        if "decoder" in random:  # see `merge_pretrained`
+            copied = "; decoder: copied from the encoder"
+            random[random.index("decoder")] = "cross-attention of the decoder"
         if reinit_layers:
             layers = self.bert_config.num_hidden_layers
             random.insert(0, f"layers above {layers - reinit_layers} of {layers}")
         others = f"; random: {', '.join(random)}" if random else ""
-        _log.info("initializing from %s (%s)%s.", self.path, ", ".join(loaded), others)
+        _log.info("initializing from %s (%s)%s%s.", self.path, ", ".join(loaded), copied, others)
         return params
 
     def _available_parts(self, tree: Any) -> list[str]:

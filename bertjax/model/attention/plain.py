@@ -33,10 +33,32 @@ def attention(
     dropout_key: Array | None = None,
 ) -> Array:
     """Compute `bertjax.model.attention.dispatch.attention`."""
+    mask = attention_mask(example_ids, mask_kind)
+    return masked_attention(query, key, value, mask, dropout_rate, dropout_key)
+
+
+def masked_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """Return the attention of queries [B, M, N, D] to keys and values [B, T, N, D], [B, M, N, D].
+
+    Args:
+      query: N heads of size D.
+      key: the keys.
+      value: the values.
+      mask: bool [B, M, T], the keys that each query attends to; all alike if there are none.
+      dropout_rate: dropout of the attention probabilities.
+      dropout_key: key of the dropout; None for no dropout.
+    """
     # Keys before queries, as in the TPU kernel, so that dropout hits the same elements.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = _scores(key, query * query.shape[-1] ** -0.5)
-    mask = attention_mask(example_ids, mask_kind).swapaxes(1, 2)[:, None]
+    mask = mask.swapaxes(1, 2)[:, None]
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=2).astype(value.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)

@@ -1,1 +1,1 @@
-"""Decoding of target texts, token by token."""
+"""Decoders of target texts: cross-attention, and decoding token by token."""

@@ -1,7 +1,7 @@
 """Objective of generation: the next token of a target, given its source and its tokens so far."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jax import Array
 
@@ -20,23 +20,29 @@ _MIN_TARGET_LENGTH = 2  # a token, [SEP]
 
 
 class GenerationObjective(FinetuningObjective):
-    """Encoder with the mask of a prefix decoder (Dong et al. 2019) and the masked LM head."""
+    """Encoder with a decoder and the masked LM head.
 
+    The decoder is the encoder itself, with a mask (Dong et al. 2019), or one with cross-attention
+    (Rothe et al. 2020).
+    """
+
+    DECODERS: ClassVar[tuple[str, ...]] = ("prefix", "cross_attention")
     heads = ("mlm",)
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
-        super().__init__(config, batch_size_multiple)
         model, smoothing = config.model, config.data["label_smoothing"]
         if not model.decoder:
             raise InputError(
                 "model.decoder='': each target token would see the next one, which it predicts. "
-                "Set model.decoder=prefix."
+                "Set model.decoder=prefix or cross_attention."
             )
+        super().__init__(config, batch_size_multiple)
         if model.bilstm:
             raise InputError(
                 f"model.bilstm={model.bilstm}: it reads the target backward, too. Set 0."
             )
-        check_type_vocab_size(model, "source and target")
+        if not model.has_cross_attention:
+            check_type_vocab_size(model, "source and target")
         if self.max_target_length < _MIN_TARGET_LENGTH:
             raise InputError(
                 f"data.max_target_length={self.max_target_length}: no space for a token and [SEP]. "
