@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import model_files
 import numpy as np
 import pytest
+from generation_batches import CLS, SEP, SHAPE, by_target, make_batch
 from model_files import CONFIG as BERT
 from random_models import assert_same_params, draw_model
 from traced_programs import matrix_flops
@@ -32,30 +33,16 @@ from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions, EmbeddingsObjective
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.examples import Examples
-from data_pipelines.finetuning.packed_examples import PackedShape, build_batch, pack_eval_batches
 
 CONFIG = BertConfig(
     **{"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4},
     **{"max_position_embeddings": 32, "initializer_range": 0.3, "decoder": "cross_attention"},
 )
-CLS, SEP = 2, 3
-SHAPE = PackedShape(tokens=24, examples=4, predictions=10)
 PAIRS = [  # source, target
     ([5, 6, 7], [8, 9, 10, 11]),
     ([12, 13], [14, 15]),
     ([16, 17, 18, 19, 20], [21, 22, 23]),
 ]
-
-
-def make_batch(pairs: list[tuple[list[int], list[int]]], sequences: int) -> dict[str, np.ndarray]:
-    """Return the batch of some pairs, packed into as many sequences at most."""
-    rows = [[CLS, *source, SEP, *target, SEP] for source, target in pairs]
-    examples = Examples.from_rows(rows, [len(source) + 2 for source, _ in pairs], {})
-    (layout,) = pack_eval_batches(examples, SHAPE, sequences)
-    return build_batch(examples, layout, sequences, SHAPE)
-
-
 BATCH = make_batch(PAIRS, 2)
 
 
@@ -128,13 +115,7 @@ def test_a_source_token_changes_all_predictions_of_its_example() -> None:
 
 
 def test_packed_examples_equal_examples_alone() -> None:
-    packed = {}
-    for row in range(2):
-        for example in range(1, BATCH["example_ids"][row].max() + 1):
-            slots = BATCH["masked_lm_positions"][row]
-            is_own = (BATCH["example_ids"][row, slots] == example) & (slots > 0)
-            ids = BATCH["masked_lm_ids"][row, is_own]
-            packed[tuple(ids)] = logits(BATCH)[row, is_own]
+    packed = by_target(BATCH, logits(BATCH))
     for source, target in PAIRS:
         alone = make_batch([(source, target)], 1)
         expected = logits(alone)[0, : len(target) + 1]

@@ -14,6 +14,7 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import PEERS, sample_vocabulary
+from generation_batches import make_batch
 from random_models import assert_same_params, draw_model
 from safetensors.numpy import load_file
 
@@ -24,6 +25,7 @@ from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import Pooler
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -242,6 +244,43 @@ def peers(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
     descriptions = run_peer(request.param, *cases.values())
     folders = [folder / "saved" for folder, *_ in cases.values()]
     return dict(zip(cases, zip(folders, descriptions, strict=True), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PEERS)
+def test_encoder_decoder_has_the_logits_of_transformers(python: str, tmp_path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    config = dataclasses.replace(SMALL, decoder="cross_attention")
+    models = {
+        ours: draw_model(config, SMALL_TOKENIZER, "decoder", "mlm"),
+        theirs: draw_model(SMALL, SMALL_TOKENIZER),
+    }
+    for folder, model in models.items():
+        folder.mkdir()
+        huggingface.write(model, folder)
+        (folder / "lines.txt").write_text(TEXT)
+    peers = run_peer(
+        python,
+        (ours, "AutoModelForSeq2SeqLM", ours / "saved"),
+        (
+            *(theirs, "EncoderDecoderModel", theirs / "saved"),
+            json.dumps(huggingface.bert_config_dict(SMALL)),
+        ),
+    )
+    assert {*peers[0]["missing"]} == {"encoder.pooler.dense.bias", "encoder.pooler.dense.weight"}
+    assert peers[0]["unexpected"] == []
+    source = [SMALL_TOKENIZER.cls_id, *SMALL_TOKENIZER.encode(TEXT), SMALL_TOKENIZER.sep_id]
+    # The decoder reads the same tokens.
+    batch = make_batch([(source[1:-1], source[1:])], 1, PackedShape(64, 1, len(source)))
+    for folder, peer in zip((ours, theirs), peers, strict=True):
+        assert peer["class"] == "EncoderDecoderModel"
+        model = read_model(folder / "saved")
+        logits = BertWithHeads(model.config, ("mlm",)).apply(
+            {"params": model.params}, batch, deterministic=True
+        )["mlm_logits"][:, : len(source)]
+        np.testing.assert_allclose(logits, peer["outputs"]["logits"], atol=1e-5)
+        huggingface.write(model, folder)
+        assert_same_model(model, read_model(folder))
 
 
 @pytest.mark.slow

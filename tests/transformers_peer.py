@@ -27,6 +27,9 @@ def describe(
     if fields:
         torch.manual_seed(0)
         config = transformers.BertConfig(**json.loads(fields))
+        if "EncoderDecoder" in kind:
+            make = transformers.EncoderDecoderConfig.from_encoder_decoder_configs
+            config = make(config, transformers.BertConfig(**json.loads(fields)))
         model, info = getattr(transformers, kind)(config), {}
     else:
         load = getattr(transformers, kind).from_pretrained
@@ -38,8 +41,11 @@ def describe(
     inputs = torch.tensor([[tokenizer.cls_token_id, *ids[0][:20], tokenizer.sep_token_id]])
     if "MultipleChoice" in kind:  # the only choice of one example
         inputs = inputs[None]
+    others = {"token_type_ids": torch.zeros_like(inputs)}
+    if model.config.is_encoder_decoder:  # a target of the same tokens
+        others = {"decoder_input_ids": inputs, "use_cache": False}
     with torch.no_grad():
-        out = model.eval()(input_ids=inputs, token_type_ids=torch.zeros_like(inputs))
+        out = model.eval()(input_ids=inputs, **others)
     description = {
         "version": transformers.__version__,
         "class": type(model).__name__,

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 from safetensors.numpy import save as save_safetensors
 
+from bertjax.formats import encoder_decoder
 from bertjax.formats.detection import BERT_CONFIG_FILE, WEIGHTS
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
@@ -21,7 +22,7 @@ from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
-from data_pipelines.schema import read_json_object
+from data_pipelines.schema import check_schema, read_json_object
 from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import (
     TOKENIZER_FILES,
@@ -54,9 +55,11 @@ SCHEMA = {  # of config.json
     **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in _FIELDS},
     **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?", f"{_DECODER_KIND}?"), str),
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
-    **{"architectures?": [str], "num_labels?": int},
+    **{"architectures?": [str], "num_labels?": int, "decoder_start_token_id?": int},
+    **{"encoder?": {str: object}, "decoder?": {str: object}},
 }
 FIX = "Give the directory as published."
+_ENCODER_DECODER_KEYS = ("encoder", "decoder", "is_encoder_decoder")
 _MAX_LABELS = 1_000_000
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
@@ -72,8 +75,13 @@ def read(path: epath.Path) -> NumpyModel:
     """
     config_dict = read_config_dict(path)
     config = parse_bert_config(config_dict, path)
-    arrays = read_weights(path)
-    word = arrays.get("bert.embeddings.word_embeddings.weight")
+    head_config, prefix = config_dict, ""
+    if config.has_cross_attention:
+        arrays = encoder_decoder.read_arrays(path, config_dict.get("tie_encoder_decoder") is True)
+        head_config, prefix = config_dict["decoder"], "decoder."
+    else:
+        arrays = read_weights(path)
+    word = arrays.get(f"{prefix}bert.embeddings.word_embeddings.weight")
     decoder = arrays.pop(f"{_DECODER}.weight", None)
     if decoder is not None and word is not None and not np.array_equal(decoder, word):
         raise InputError(
@@ -84,7 +92,7 @@ def read(path: epath.Path) -> NumpyModel:
     if bias is not None and not np.array_equal(bias, arrays.setdefault(_MLM_BIAS, bias)):
         arrays[_MLM_BIAS] = bias
         _log.warning("%s: %s.bias is used, not %s, as in transformers.", path, _DECODER, _MLM_BIAS)
-    if decoder is None and _MLM_BIAS in arrays and config_dict.get("tie_word_embeddings") is False:
+    if decoder is None and _MLM_BIAS in arrays and head_config.get("tie_word_embeddings") is False:
         _log.warning(
             "%s: has tie_word_embeddings=false and no decoder: the word embeddings are used, where "
             "transformers draws random numbers.", path,
@@ -116,6 +124,8 @@ def make_model(
     params, unexpected_keys = params_from_arrays(arrays, config, format_name, path, architecture)
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
+    if config.has_cross_attention:
+        encoder_decoder.check_start_token(config_dict, tokenizer, path)
     max_length = read_max_length(path)
     if max_length and max_length < config.max_position_embeddings:
         warn_once(
@@ -212,6 +222,8 @@ def write(model: NumpyModel, path: epath.Path) -> None:
             "Keep the model in bertjax's format."
         )
     config, arrays = to_config_dict(model), model.named_arrays("hf")
+    if model.config.has_cross_attention:
+        arrays = encoder_decoder.file_names(arrays)
     if config["architectures"] == ["BertModel"]:  # the only class without the prefix
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     atomic_write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
@@ -228,6 +240,9 @@ def write(model: NumpyModel, path: epath.Path) -> None:
 
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:
     """Return config.json of a model: architecture, class and labels."""
+    if model.config.has_cross_attention:
+        bert = bert_config_dict(dataclasses.replace(model.config, decoder=""))
+        return encoder_decoder.to_config_dict(bert, model.tokenizer)
     name = model.head.architecture if model.head else "BertModel"
     fields = bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
     return fields | ({"pad_token_id": model.tokenizer.pad_id} if model.tokenizer else {})
@@ -251,6 +266,17 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
       InputError: the configuration belongs to another kind of model.
     """
     kind = config_dict.get("model_type", "bert")
+    if kind == encoder_decoder.MODEL_TYPE:
+        check_settings(
+            path / CONFIG_NAME,
+            {name: config_dict[name] for name in config_dict if name not in _ENCODER_DECODER_KEYS},
+            CONFIG_NAME,
+        )
+        parts = encoder_decoder.part_configs(config_dict, path)
+        for part in parts:
+            check_schema(f"{path / CONFIG_NAME}: ", part, SCHEMA, FIX)
+        encoder, decoder = (parse_bert_config(part, path) for part in parts)
+        return encoder_decoder.join_configs(encoder, decoder, path)
     if kind != "bert":
         raise InputError(f"{path}: model_type is {kind!r}. Give a model of type 'bert'.")
     check_settings(path / CONFIG_NAME, config_dict, CONFIG_NAME)

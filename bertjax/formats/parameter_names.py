@@ -24,6 +24,13 @@ encoder/blocks/feed_forward/down bert.encoder.layer.{}.output.dense             
 encoder/blocks/feed_forward_norm bert.encoder.layer.{}.output.LayerNorm          bert/encoder/layer_{}/output/LayerNorm           norm
 pooler/transform                bert.pooler.dense                                bert/pooler/dense                                dense
 """  # noqa: E501 (one row a line)
+# A decoder has those of an encoder, and these after "decoder/blocks/cross_attention" and
+# "decoder.bert.encoder.layer.{}.crossattention". TF1 has no such model.
+_CROSS_ATTENTION = (
+    *((f"/{name}", f".self.{name}", "dense") for name in ("query", "key", "value")),
+    ("/output", ".output.dense", "dense"),
+    ("_norm", ".output.LayerNorm", "norm"),
+)
 
 # Arrays of each kind of module: suffixes in the three formats, and the formats that transpose it.
 _ARRAYS: dict[str, list[tuple[str, str, str, str]]] = {
@@ -71,6 +78,16 @@ def parameter_mappings(
     """Return the arrays of some modules; those of the blocks layer by layer."""
     selected_modules = set(selected_modules)
     modules = [line.split() for line in _MODULES.strip().splitlines()]
+    modules += [
+        [ours.replace("encoder", "decoder", 1), f"decoder.{hf}", f"decoder/{tf1}", kind]
+        for ours, hf, tf1, kind in modules
+        if ours.startswith("encoder/")
+    ]
+    cross_attention = "decoder.bert.encoder.layer.{}.crossattention"
+    modules += [
+        [f"decoder/blocks/cross_attention{ours}", f"{cross_attention}{hf}", "", kind]
+        for ours, hf, kind in _CROSS_ATTENTION
+    ]
     modules += [list(names) for head in HEADS.values() for names in head.module_names]
     mappings = []
     for ours, hf, tf1, kind in modules:

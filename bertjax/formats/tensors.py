@@ -17,8 +17,8 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
-# By mask of the attention. The MLM head predicts the next token in a causal encoder or a decoder,
-# whose mask no class of `transformers` has.
+# By decoder, or by mask of the attention. The MLM head predicts the next token in a causal encoder
+# or a decoder. No class of `transformers` has the mask "prefix".
 _MLM_HEADS = {
     "bidirectional": HEADS["mlm"],
     "causal": dataclasses.replace(
@@ -28,6 +28,12 @@ _MLM_HEADS = {
         auto_class="AutoModelForCausalLM",
     ),
     "prefix": dataclasses.replace(HEADS["mlm"], pipeline_tag="text-generation"),
+    "cross_attention": dataclasses.replace(
+        HEADS["mlm"],
+        architecture="EncoderDecoderModel",
+        pipeline_tag="text2text-generation",
+        auto_class="AutoModelForSeq2SeqLM",
+    ),
 }
 
 
@@ -37,8 +43,8 @@ class NumpyModel:
 
     Attributes:
       config: architecture.
-      params: nested dictionary of float32 arrays: "encoder", "pooler" and heads. Parameters of
-        blocks are stacked over layers on axis 0.
+      params: nested dictionary of float32 arrays: "encoder", "decoder", "pooler" and heads.
+        Parameters of blocks are stacked over layers on axis 0.
       tokenizer: None for a model without a vocabulary.
       unexpected_keys: names of arrays that were not read, of heads that bertjax lacks.
       labels: label names of the classification head in the order of their ids; empty without
@@ -57,7 +63,8 @@ class NumpyModel:
     def head(self) -> Head | None:
         """The head whose class an export names, the last registered one; None without heads."""
         head = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
-        return _MLM_HEADS[self.config.mask_kind] if head == HEADS["mlm"] else head
+        is_mlm = head == HEADS["mlm"]
+        return _MLM_HEADS[self.config.decoder or self.config.mask_kind] if is_mlm else head
 
     @property
     def labeled_head(self) -> str | None:
@@ -120,14 +127,13 @@ def params_from_arrays(
       InputError: an array is missing, layers have arrays of different shapes, or the encoder has an
         array that BERT lacks.
     """
-    modules = ("encoder", "pooler", *HEADS)  # in their order in a file
+    backbone = ("encoder", "decoder") if config.has_cross_attention else ("encoder",)
+    modules = (*backbone, "pooler", *HEADS)  # in their order in a file
     mappings = {m: parameter_mappings(config.num_hidden_layers, [m]) for m in modules}
     names = {
         module: {mapping.name(format_name) for mapping in mappings[module]} for module in mappings
     }
-    present = [
-        module for module in mappings if module == "encoder" or names[module] & arrays.keys()
-    ]
+    present = [module for module in mappings if module in backbone or names[module] & arrays.keys()]
     present = _select_heads(present, names, architecture)
     expected = [mapping for module in present for mapping in mappings[module]]
     missing = [name for mapping in expected if (name := mapping.name(format_name)) not in arrays]
@@ -138,7 +144,7 @@ def params_from_arrays(
             f"{path}: lacks {_abbreviate(missing)}{found}. Give a complete checkpoint of BERT."
         )
     unexpected_keys = sorted(arrays.keys() - {mapping.name(format_name) for mapping in expected})
-    foreign = [name for name in unexpected_keys if name.startswith("bert")]
+    foreign = [name for name in unexpected_keys if name.startswith(("bert", "decoder."))]
     if foreign:
         raise InputError(
             f"{path}: has {_abbreviate(foreign)}, which BERT lacks. Give a BERT model."

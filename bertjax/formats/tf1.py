@@ -79,12 +79,16 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     google-research/bert rejects.
 
     Raises:
-      InputError: `layer_norm_eps` is not 1e-12, the model is causal, its tokenizer is not
-        WordPiece, or tensorflow is missing; or as `NumpyModel.named_arrays`.
+      InputError: `layer_norm_eps` is not 1e-12, the model is causal or has cross-attention, its
+        tokenizer is not WordPiece, or tensorflow is missing; or as `NumpyModel.named_arrays`.
     """
     check_tensorflow(path)
     import tensorflow as tf
 
+    if model.config.has_cross_attention:
+        raise InputError(
+            f"model.decoder={model.config.decoder!r}: the TF1 format has no decoder. Convert to hf."
+        )
     for name, required in (("layer_norm_eps", 1e-12), ("causal", False)):
         if (value := getattr(model.config, name)) != required:
             raise InputError(

@@ -45,13 +45,13 @@ def read_weights(path: epath.Path) -> dict[str, np.ndarray]:
       InputError: a file is missing or damaged, holds several encoders, or needs torch, which is not
         installed.
     """
-    arrays = _read_files(path)
+    arrays = read_files(path)
     prefix = _find_prefix(arrays, path)
     if prefix:
         _log.info("%s: names of arrays begin with %r, which is removed.", path, prefix)
     renamed: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
-        new_name = _canonical_name(_WRAPPERS.sub("", name.removeprefix(prefix)))
+        new_name = canonical_name(_WRAPPERS.sub("", name.removeprefix(prefix)))
         if new_name in renamed:
             raise InputError(
                 f"{path}: holds {new_name} twice, also as {name}. Give the directory as "
@@ -83,8 +83,8 @@ def _find_prefix(names: Iterable[str], path: epath.Path) -> str:
     return matches[0][1] if matches else ""
 
 
-def _canonical_name(name: str) -> str:
-    """Return the name that today's classes with a head use."""
+def canonical_name(name: str) -> str:
+    """Return the name of an array of BERT that today's classes with a head use."""
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
             name = name.removesuffix(old) + new
@@ -93,7 +93,12 @@ def _canonical_name(name: str) -> str:
     return name
 
 
-def _read_files(path: epath.Path) -> dict[str, np.ndarray]:
+def read_files(path: epath.Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a directory by their names in its files.
+
+    Raises:
+      InputError: a file is missing or damaged, or needs torch, which is not installed.
+    """
     for name, read_file in ((WEIGHTS, _read_safetensors), (TORCH_WEIGHTS, _read_torch)):
         index = path / f"{name}.index.json"
         if (path / name).exists():
