@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from generation_batches import SEP, by_target, make_batch
 from goldens import make_encoder_decoder as recipe
+from jax import export
 from model_files import CONFIG, TOKENIZER
 from random_models import draw_model
 from safetensors.numpy import load_file, save_file
 
+import bertjax
 from bertjax.formats.loading import find_bert_config, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
+from bertjax.inference.stablehlo import write_stablehlo
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import BertWithHeads
 from bertjax.tasks import registry
@@ -182,3 +185,21 @@ def test_tf1_rejects_a_decoder(tmp_path) -> None:
         InputError, match=r"^model\.decoder='cross_attention': the TF1 format has no"
     ):
         convert(path, tmp_path / "tf1", "hf", "tf1")
+
+
+@pytest.mark.slow  # compiles three programs
+def test_programs_and_embeddings_of_a_decoder(tmp_path) -> None:
+    model = draw()
+    path = model_files.write_hf(model, tmp_path / "hf")
+    write_stablehlo(path, tmp_path / "program")
+    program = export.deserialize((tmp_path / "program").read_bytes())
+    batch = make_batch([([5, 6], [7, 8, 9])], 1)
+    names = ("input_ids", "token_type_ids", "example_ids", "masked_lm_positions")
+    outputs = program.call(*(batch[name] for name in names))["mlm_logits"]
+    np.testing.assert_allclose(outputs[:, :4], logits(model, batch)[:, :4], atol=1e-5)
+    alone = model_files.write_hf(
+        dataclasses.replace(model, config=CONFIG, params={"encoder": model.params["encoder"]}),
+        tmp_path / "encoder",
+    )
+    embeddings = [bertjax.load(directory).encode("a b") for directory in (path, alone)]
+    np.testing.assert_array_equal(*embeddings)

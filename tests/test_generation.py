@@ -19,9 +19,11 @@ from random_models import draw_model
 from bertjax.config.distill_config import DistillConfig
 from bertjax.errors import StoppedError
 from bertjax.formats.loading import read_model
+from bertjax.inference.convert import convert
 from bertjax.model.losses import cross_entropy
 from bertjax.tasks import registry
 from bertjax.tasks.generation.objective import GenerationObjective
+from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.generation import (
@@ -202,13 +204,14 @@ def test_export_keeps_the_decoder_and_its_task(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["prefix", "cross_attention"])
 def test_training_resumes_exactly_and_does_not_depend_on_the_mesh(
-    folder, tmp_path, monkeypatch
+    decoder: str, folder, tmp_path, monkeypatch
 ) -> None:
     def losses_of(name: str, **mesh: int) -> list[float]:
         fields: dict[str, Any] = {f"mesh__{axis}": size for axis, size in mesh.items()}
         fields |= {"steps": 6, "log_every": 1, "checkpoint_every": 3, "optimizer__warmup": 1}
-        fields["model__attention_probs_dropout_prob"] = 0.1
+        fields |= {"model__attention_probs_dropout_prob": 0.1, "model__decoder": decoder}
         config = toy_tasks.configuration("generation", folder, **fields)
         make_trainer(config, tmp_path / name).train()
         lines = metrics(tmp_path / name)
@@ -222,3 +225,28 @@ def test_training_resumes_exactly_and_does_not_depend_on_the_mesh(
         with pytest.raises(StoppedError):
             losses_of("stopped", data=8)
     assert losses_of("stopped", data=8) == expected
+
+
+@pytest.mark.slow  # trains for 15 s
+def test_cross_attention_learns_to_reverse_a_source(tmp_path) -> None:
+    toy_tasks.TOKENIZER.save(tmp_path)
+    draw = np.random.default_rng(0)
+    for name, count in (("pairs.jsonl", 2000), ("pairs-dev.jsonl", 100)):
+        sources = [draw.choice(toy_tasks.OTHER, draw.integers(1, 6)) for _ in range(count)]
+        pairs = [{"source": " ".join(s), "target": " ".join(s[::-1])} for s in sources]
+        toy_tasks.write_lines(tmp_path / name, pairs)
+    decoder = {"model__decoder": "cross_attention"}
+    fields: dict[str, Any] = {"steps": 400, "batch_size": 64, **decoder}
+    config = toy_tasks.configuration("generation", tmp_path, **fields)
+    make_trainer(config, tmp_path / "run").train()
+    assert metrics(tmp_path / "run")[-1]["mlm_accuracy"] > 0.99
+    convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")
+    for path in (tmp_path / "run", tmp_path / "hf"):  # scored as while training
+        config = toy_tasks.configuration("generation", tmp_path, path, **decoder)
+        loss = evaluate(config, path).scores["mlm_loss"]
+        assert loss == pytest.approx(metrics(tmp_path / "run")[-1]["mlm_loss"], abs=1e-5)
+    config = toy_tasks.configuration("generation", tmp_path, path, model__decoder="prefix")
+    with pytest.raises(
+        InputError, match=r"^model\.decoder='prefix': the model at .* has decoder='cross_attention'"
+    ):
+        evaluate(config, path)

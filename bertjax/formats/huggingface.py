@@ -272,11 +272,11 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
             {name: config_dict[name] for name in config_dict if name not in _ENCODER_DECODER_KEYS},
             CONFIG_NAME,
         )
-        parts = encoder_decoder.part_configs(config_dict, path)
-        for part in parts:
+        parts = []
+        for part in encoder_decoder.part_configs(config_dict, path):
             check_schema(f"{path / CONFIG_NAME}: ", part, SCHEMA, FIX)
-        encoder, decoder = (parse_bert_config(part, path) for part in parts)
-        return encoder_decoder.join_configs(encoder, decoder, path)
+            parts.append(parse_bert_config(part, path))
+        return encoder_decoder.join_configs(parts[0], parts[1], path)
     if kind != "bert":
         raise InputError(f"{path}: model_type is {kind!r}. Give a model of type 'bert'.")
     check_settings(path / CONFIG_NAME, config_dict, CONFIG_NAME)

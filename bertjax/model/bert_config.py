@@ -163,7 +163,7 @@ class BertConfig:
 
     @property
     def has_cross_attention(self) -> bool:
-        """Whether a decoder with its own parameters attends to the encoder's vectors."""
+        """True for a decoder with its own parameters, which attends to the encoder's vectors."""
         return self.decoder == "cross_attention"
 
     @property

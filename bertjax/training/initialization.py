@@ -194,6 +194,12 @@ class PretrainedModel:
           InputError: a field or the shape of a parameter differs, or a head is missing.
         """
         check_architecture(self.path, self.bert_config, model)
+        saved = self.bert_config
+        if "mlm" in params and saved.has_cross_attention != model.has_cross_attention:
+            raise InputError(
+                f"model.decoder={model.decoder!r}: the model at {self.path} has "
+                f"decoder={saved.decoder!r}. Set model.decoder={saved.decoder!r}."
+            )
         for name in params:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
