@@ -20,7 +20,7 @@ from bertjax.config.config import Config
 from bertjax.config.distill_config import DistillConfig
 from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.mesh.sharding import map_named, named_leaves
+from bertjax.mesh.sharding import map_named, named_leaves, tree_shardings
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.bert import BertWithHeads, param_shapes
 from bertjax.model.bert_config import BertConfig
@@ -174,6 +174,18 @@ def test_gradients_with_dropout_do_not_depend_on_mesh_scan_and_remat() -> None:
         sharded = gradient(params(), config, True)
     for other in (looped, sharded):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), plain, other)
+
+
+def test_every_kernel_of_the_decoder_is_sharded_over_all_axes() -> None:
+    shardings = tree_shardings(make_mesh(2, 2, 2), params()["decoder"])
+    for name, sharding in named_leaves(shardings):
+        axes = [
+            axis
+            for part in sharding.spec
+            for axis in ([part] if isinstance(part, str) else part or ())
+        ]
+        is_kernel = name.startswith("blocks/") and name.endswith("/kernel")
+        assert not is_kernel or sorted(axes) == ["data", "fsdp", "tensor"], name
 
 
 def test_flops_equal_the_program(monkeypatch) -> None:
