@@ -31,6 +31,7 @@ CONFIG = BertConfig(
 CONFIGS = {
     "prefix": dataclasses.replace(CONFIG, decoder="prefix"),
     "causal": dataclasses.replace(CONFIG, causal=True),
+    "cross_attention": dataclasses.replace(CONFIG, decoder="cross_attention"),
 }
 
 
@@ -48,7 +49,7 @@ def forward(kind: str) -> Any:
 
     def log_probs(params: Any, batch: Any) -> jax.Array:
         logits = model.apply({"params": params}, batch, deterministic=True)["mlm_logits"]
-        return jax.nn.log_softmax(logits[0, 0, :VOCAB])
+        return jax.nn.log_softmax(logits[0, :, :VOCAB])
 
     return functools.partial(jax.jit(log_probs), params_of(kind))
 
@@ -62,11 +63,13 @@ def log_probs_after(kind: str, source: Sequence[int], target: Sequence[int]) -> 
         "token_type_ids": (tokens & (np.arange(length) >= len(source)))[None].astype(np.int32),
         "example_ids": tokens[None].astype(np.int32),
         "position_ids": np.where(tokens, np.arange(length), 0)[None].astype(np.int32),
-        "masked_lm_positions": np.array([[len(ids) - 1]], np.int32),
+        "masked_lm_positions": np.zeros((1, MAX_NEW), np.int32),
     }
+    num_slots = len(target) + 1  # from the last token of the source on
+    batch["masked_lm_positions"][0, :num_slots] = np.arange(len(source) - 1, len(ids))
     if kind == "causal":
         batch["token_type_ids"] = np.zeros_like(batch["token_type_ids"])
-    return np.asarray(forward(kind)(batch), np.float64)
+    return np.asarray(forward(kind)(batch)[len(target)], np.float64)
 
 
 def forbid(options: DecodingOptions, scores: np.ndarray, target: Sequence[int]) -> np.ndarray:

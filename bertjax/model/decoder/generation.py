@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.decoder import cache
+from bertjax.model.decoder import cross_decoding, self_attention
 from bertjax.model.decoder.options import Decoding
 from bertjax.model.decoder.sampling import sample
 from bertjax.model.decoder.search import beam_search
@@ -24,14 +24,18 @@ def generate(
     Args:
       config: shape of the encoder.
       params: parameters of the model.
-      batch: arrays that `cache.start` reads, and two of the B sources: `source_limits` int32 [B],
-        the maximal tokens of each target; `source_digests` uint32 [B], of each source and the seed,
-        on which samples depend.
+      batch: packed sources as a model reads them, [R, T], with a prediction slot at the last token
+        of each, and five arrays of B sources. `source_tokens` int32 [B, S]: where in the flattened
+        [R, T] the tokens of each source are. `source_lengths` int32 [B]: how many it has.
+        `source_slots` int32 [B]: where in the flattened prediction slots its last token is.
+        `source_limits` int32 [B]: the maximal tokens of its target. `source_digests` uint32 [B]:
+        a digest of it and of the seed, on which samples depend.
       decoding: constants of the program.
     """
     options = decoding.options
-    logits, first_cache, step = cache.start(config, params, batch, options.max_new_tokens)
-    inputs = logits, first_cache, step, batch["source_limits"]
+    start = (cross_decoding if config.has_cross_attention else self_attention).start
+    logits, cache, step = start(config, params, batch, options.max_new_tokens)
+    inputs = logits, cache, step, batch["source_limits"]
     if options.num_beams > 1:
         generated = beam_search(*inputs, decoding)
     else:
