@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the logits for the training data of --config, from which --config.distill."
         "logits=FILE learns; the same command resumes an interrupted one",
     )
-    add_config(parser, default_text="with --save-logits: that of the checkpoint")
+    add_config(
+        parser,
+        default_text="with --save-logits: that of the checkpoint; else fields of decoding alone",
+    )
     parser.add_argument(
         "--top-k",
         type=int,
@@ -82,8 +85,14 @@ def check(args: argparse.Namespace) -> None:
         find_format(args.checkpoint)
         check_config(args)
         return
-    if args.config or args.overrides or args.top_k:
+    if args.config or args.top_k:
         raise InputError("--config, --top-k: for --save-logits alone. Leave them out.")
+    for name in args.overrides:
+        if not name.startswith("decoding."):
+            raise InputError(
+                f"--config.{name}: for --save-logits alone; predictions read --config.decoding."
+                "FIELD. Leave it out."
+            )
     if any(map(is_blank, args.text or ())):
         raise InputError("--text: empty. Write a text.")
     if (
@@ -117,7 +126,7 @@ def run(args: argparse.Namespace) -> None:
     if args.input == "-":
         batch_size = 1
     with open_output(args.output) as sink:
-        predictor, count = Predictor(args.checkpoint), 0
+        predictor, count = Predictor(args.checkpoint, args.overrides), 0
         errors: list[str] = []
         inputs, is_file = read_inputs(predictor.pipeline), args.input is not None
         try:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import MeshConfig
+from bertjax.config.loading import load_config
 from bertjax.formats.loading import find_tokenizer
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.feed import fetch_to_host, to_global
@@ -125,6 +127,8 @@ class Predictor(Runner):
       checkpoint: a checkpoint; a workdir, whose checkpoint
         `bertjax.checkpointing.lookup.find_checkpoint` chooses; a model of Hugging Face or
         TF1; or an open model.
+      overrides: dotted field of the configuration -> its value in predictions, or its text; those
+        of `decoding` have an effect.
 
     Attributes:
       path: directory of the model.
@@ -132,12 +136,19 @@ class Predictor(Runner):
       config: configuration of the model's run, or one that fits a published model.
 
     Raises:
-      InputError: there is no such model, or it lacks the head of its task.
+      InputError: there is no such model, it lacks the head of its task, or a field is invalid.
     """
 
-    def __init__(self, checkpoint: epath.PathLike | PretrainedModel) -> None:
+    def __init__(
+        self,
+        checkpoint: epath.PathLike | PretrainedModel,
+        overrides: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         model = open_model(checkpoint)
         self.config = model.config()
+        if overrides:
+            fields = registry.data_fields(imports_task=False)
+            self.config = load_config(self.config.to_dict(), overrides, fields)
         task = registry.find_task(self.config.task)
         objective = registry.make_objective(self.config, jax.device_count())
         super().__init__(model, objective)  # may take another checkpoint of the run
