@@ -20,9 +20,13 @@ from bertjax.config.distill_config import DistillConfig
 from bertjax.errors import StoppedError
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
+from bertjax.model.decoder.options import DecodingOptions
 from bertjax.model.losses import cross_entropy
+from bertjax.preflight.analysis import preflight
+from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 from bertjax.tasks.generation.objective import GenerationObjective
+from bertjax.tasks.generation.sources import SourceBatches
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
@@ -189,6 +193,30 @@ def test_smoothed_cross_entropy_is_least_at_the_smoothed_label() -> None:
     loss, _ = cross_entropy(best, np.array([0]), np.ones(1), label_smoothing=0.3)
     entropy = -0.8 * math.log(0.8) - 0.2 * math.log(0.1)
     assert float(loss) == pytest.approx(entropy, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_shapes_are_those_of_the_longest_sources(folder, num_beams: int) -> None:
+    objective = objective_of(folder, decoding__num_beams=num_beams)
+    options, length = objective.decoding_options, objective.config.max_seq_length
+    assert options.max_new_tokens == objective.max_target_length == 12
+    source = np.full(objective.max_source_length, 7, np.int32)
+    (batch,) = SourceBatches([source] * 3, [12] * 3, length, options)
+    shapes = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    expected = objective.generation_shapes(3).items()
+    assert shapes == {name: (x.shape, x.dtype) for name, x in expected}
+    assert objective.generation_flops(3) > objective.generation_flops(1) * 2
+
+
+@pytest.mark.slow
+def test_preflight_reports_generated_tokens(folder) -> None:
+    config = toy_tasks.configuration("generation", folder, steps=2, optimizer__warmup=1)
+    report = preflight(config, Topology("cpu:2"))
+    assert report.prediction and report.prediction.fits
+    assert report.prediction.target_tokens == 12 * report.prediction.per_device_batch_size * 2
+    beams = dataclasses.replace(config, decoding=DecodingOptions(num_beams=4))
+    larger = preflight(beams, Topology("cpu:2")).prediction
+    assert larger and larger.hbm_bytes > report.prediction.hbm_bytes
 
 
 def test_export_keeps_the_decoder_and_its_task(tmp_path) -> None:

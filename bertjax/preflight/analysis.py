@@ -14,6 +14,7 @@ from bertjax.config.config import Config, MeshConfig
 from bertjax.errors import CommandError
 from bertjax.mesh.device_mesh import make_mesh, num_batch_shards
 from bertjax.mesh.memory import failed_allocation_bytes, program_bytes, shard_bytes
+from bertjax.model.decoder.options import Decoding
 from bertjax.preflight.estimates import estimate_gpu, estimate_tpu
 from bertjax.preflight.hlo import Collective, find_collectives, instruction_costs, parse_hlo
 from bertjax.preflight.memory_traffic import bytes_accessed
@@ -26,6 +27,7 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.distillation import make_train_objective
 
+_SEP_ID = 0  # stands for any token: no vocabulary is read
 _log = logging.getLogger("bertjax")
 
 
@@ -71,7 +73,9 @@ def preflight(
         forward["evaluation"] = analyze(
             functions.compile_eval_step, batch_size, flops, reserved_bytes
         )
-        if isinstance(functions, StepFunctions):
+        if isinstance(functions, StepFunctions) and objective.generates:
+            forward["prediction"] = _analyze_generation(functions, objective, analyze)
+        elif isinstance(functions, StepFunctions):
             compile_predict = functools.partial(
                 functions.compile_predict_step, objective.batch_shapes(batch_size)
             )
@@ -128,6 +132,18 @@ def _num_steps(config: Config, train: ProgramReport) -> int:
     if config.total_steps is not None:
         return config.total_steps
     return int((config.budget_seconds or 0) / (train.estimated_step_seconds or math.inf))
+
+
+def _analyze_generation(
+    functions: StepFunctions, objective: Objective, analyze: Callable[..., ProgramReport]
+) -> ProgramReport:
+    """Return the report of the generation of targets that have all their tokens."""
+    options, batch_size = objective.decoding_options, objective.eval_batch_size
+    decoding = Decoding(options, objective.config.model.vocab_size, _SEP_ID)
+    shapes = objective.generation_shapes(batch_size)
+    compile_generate = functools.partial(functions.compile_generate_step, shapes, decoding)
+    report = analyze(compile_generate, batch_size, objective.generation_flops(batch_size), 0)
+    return dataclasses.replace(report, target_tokens=batch_size * options.max_new_tokens)
 
 
 def _analyze_function(

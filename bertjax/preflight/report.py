@@ -31,6 +31,7 @@ class ProgramReport:
       estimated_mfu: model FLOP utilization.
       estimated_cycle_shares: {part of the model: share of the cycles}.
       roofline_seconds: {"compute", "memory", "links"}: time of each at the GPU's peak.
+      target_tokens: tokens of the returned targets; None for other functions than generation.
     """
 
     fits: bool
@@ -47,6 +48,7 @@ class ProgramReport:
     estimated_mfu: float | None = None
     estimated_cycle_shares: dict[str, float] = dataclasses.field(default_factory=dict)
     roofline_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    target_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,8 @@ class PreflightReport:
       train: train step.
       evaluation: eval step beside the optimizer state; None without a train step that fits, or if
         left out.
-      prediction: predict step on a batch of the same size; None likewise and for parallel runs.
+      prediction: predict step, or generation, on a batch of the same size; None likewise and for
+        parallel runs.
     """
 
     topology: str
@@ -168,10 +171,11 @@ def _estimate_lines(report: PreflightReport, step_seconds: float) -> Iterator[st
     yield _line("share of cycles", ", ".join(f"{part} {share:.0%}" for part, share in shares))
     for name, step in report.forward_steps.items():
         if step.estimated_step_seconds is not None:
-            milliseconds = 1e3 * step.estimated_step_seconds
-            yield _line(
-                name, f"{milliseconds:,.1f} ms a batch, utilization {step.estimated_mfu:.0%}"
-            )
+            seconds = step.estimated_step_seconds
+            text = f"{1e3 * seconds:,.1f} ms a batch, utilization {step.estimated_mfu:.0%}"
+            if step.target_tokens:
+                text += f", {step.target_tokens / seconds:,.0f} generated tokens/s"
+            yield _line(name, text)
 
 
 def _line(label: str, text: str) -> str:

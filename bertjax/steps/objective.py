@@ -15,6 +15,8 @@ from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.decoder.options import DecodingOptions
+from bertjax.model.encoder import ENCODER_INPUTS
+from bertjax.model.flops import forward_flops
 from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
 from bertjax.model.losses import Sums
@@ -22,6 +24,8 @@ from data_pipelines.errors import InputError
 
 # Upper bound for an eval batch, in tokens, unless the configuration sets `eval_batch_size`.
 MAX_EVAL_TOKENS = 131_072
+_MAX_TARGET_LENGTH = 32  # tokens
+_TOKENS_PER_SLOT = 8  # of prediction, as in `bertjax.tasks.fill_mask.PackedTexts`
 
 
 class Objective(abc.ABC):
@@ -84,6 +88,41 @@ class Objective(abc.ABC):
     def generates(self) -> bool:
         """True if models of the task generate texts."""
         return False
+
+    @property
+    def max_target_length(self) -> int:
+        """Maximal tokens of a generated text with [SEP]; `decoding.max_new_tokens` replaces it."""
+        return _MAX_TARGET_LENGTH
+
+    @property
+    def decoding_options(self) -> DecodingOptions:
+        """Options of decoding, with the maximal tokens."""
+        options = self.config.decoding
+        if options.max_new_tokens:
+            return options
+        return dataclasses.replace(options, max_new_tokens=self.max_target_length)
+
+    def generation_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the arrays of a batch of the longest sources, as `generate` reads them."""
+        length = self.config.max_seq_length  # to which they are padded
+        widths = dict.fromkeys((*ENCODER_INPUTS, "source_tokens"), length)
+        widths |= {"cls_positions": 1, "masked_lm_positions": max(1, length // _TOKENS_PER_SLOT)}
+        shapes = {
+            name: jax.ShapeDtypeStruct((batch_size, width), jnp.int32)
+            for name, width in widths.items()
+        }
+        for name in ("source_lengths", "source_slots", "source_limits", "source_digests"):
+            dtype = jnp.uint32 if name == "source_digests" else jnp.int32
+            shapes[name] = jax.ShapeDtypeStruct((batch_size,), dtype)
+        return shapes
+
+    def generation_flops(self, batch_size: int) -> float:
+        """Return the model FLOPs of `generate`, without those of attention to the sources."""
+        model, options = self.config.model, self.decoding_options
+        hypotheses = batch_size * max(options.num_beams, options.num_return_sequences)
+        sources = forward_flops(model, batch_size, self.config.max_seq_length, 1)
+        count = options.max_new_tokens
+        return sources + forward_flops(model, hypotheses, count, count)
 
     @property
     def eval_batch_size(self) -> int:

@@ -25,7 +25,6 @@ from bertjax.tasks.pipeline import (
 )
 from data_pipelines.errors import InputError
 
-_MAX_NEW_TOKENS = 32
 _TEXT = "text"  # key of the text in an input object
 _OPTION_TYPES = typing.get_type_hints(DecodingOptions)
 
@@ -58,11 +57,6 @@ class TextGenerationPipeline(Pipeline[Context]):
     def max_input_tokens(self) -> int:
         """Longest sequence of the encoder."""
         return self.config.model.max_position_embeddings
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Maximal tokens of a generated text with its [SEP], unless options set it."""
-        return _MAX_NEW_TOKENS
 
     @staticmethod
     def parse_arguments(texts: str | Iterable[str], **options: Any) -> Any:
@@ -204,12 +198,9 @@ class TextGenerationPipeline(Pipeline[Context]):
         """Return the options of an input: those of the configuration with its own."""
         content = item.content if isinstance(item.content, Mapping) else {}
         try:
-            options = override_options(self.config.decoding, content)
-            if not options.max_new_tokens:
-                options = dataclasses.replace(options, max_new_tokens=self.max_new_tokens)
+            return override_options(self.objective.decoding_options, content)
         except InputError as error:
             raise InputError(f"{item.location}: {error}") from None
-        return options
 
     def _decode(self, ids: list[int]) -> str:
         is_complete = bool(ids) and ids[-1] == self.tokenizer.sep_id

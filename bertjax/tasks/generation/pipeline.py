@@ -23,11 +23,6 @@ class GenerationPipeline(TextGenerationPipeline):
         """Longest sequence that the model is trained on."""
         return self.config.max_seq_length
 
-    @property
-    def max_new_tokens(self) -> int:
-        """Maximal tokens of a target with its [SEP]."""
-        return self.objective.max_target_length
-
     def text_of(self, item: PredictInput) -> str:
         """Return the source: the input, its column `data.source`, or else its "text"."""
         if isinstance(item.content, str):
