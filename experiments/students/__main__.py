@@ -1,14 +1,16 @@
 """Students with and without their teacher, in one table.
 
     python -m experiments.students --output DIR --config NAME[:OPTIONS] --teacher DIR --init DIR \
-      [--init-layers 0,2,4] [--seeds N] [--distill FIELD=VALUE ...] [--set FIELD=VALUE ...]
+      [--init-layers 0,2,4] [--seeds N] [--two-stage] [--distill FIELD=VALUE ...] \
+      [--set FIELD=VALUE ...]
 
 Evaluates the teacher, then fine-tunes students of one shape from the blocks `--init-layers` of
 `--init`, N with the teacher and N without. Prints means and standard errors of the scores, how much
 of the gap between the teacher and students without is recovered, parameters, latency of one text of
-32 tokens, and texts per second. `--distill` sets fields of `distill`, `--set` those of both kinds
-of students, such as steps. Every step is a `bertjax` command, printed before it runs; the same one
-resumes. DIR/students.json and .md have the table.
+32 tokens, and texts per second. `--distill` sets fields of `distill`, `--set` those of all
+students, such as steps. With `--two-stage`, N more students learn hidden states of the teacher
+first, for the same number of steps. Every step is a `bertjax` command, printed before it runs; the
+same one resumes. DIR/students.json and .md have the table.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -26,6 +29,12 @@ import bertjax
 from experiments.ablations.commands import override_flags, run_once
 
 _TEXTS, _CALLS, _WORDS = 256, 30, 30  # with [CLS] and [SEP] a text has 32 tokens
+_DATA_OF_BOTH_STAGES = ("distill.teacher", "distill.unlabeled")
+_HIDDEN_STATES = {
+    "distill.hidden_weight": 1,
+    "distill.labels_weight": 0,
+    "distill.logits_weight": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +82,10 @@ def format_table(rows: Sequence[Row]) -> str:
         parameters = f"{row.parameters / 1e6:.1f}M"
         speed = f"{row.latency_ms:.1f}", f"{row.texts_per_second:.0f}"
         lines.append([row.name, *cells, parameters, *speed])
-    gaps = [recovered(*(row.scores[name] for row in rows)) for name in names]
-    lines.append(["recovered", *gaps, "", "", ""])
+    teacher, without, *students = rows
+    for row in students:
+        triples = [(r.scores[name] for r in (teacher, without, row)) for name in names]
+        lines.append([f"recovered, {row.name}", *(recovered(*t) for t in triples), "", "", ""])
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
@@ -97,6 +108,18 @@ def measure(name: str, scores: Mapping[str, Sequence[float]], path: pathlib.Path
     return Row(name, scores, num_params, 1e3 * statistics.median(times), _TEXTS / seconds)
 
 
+def read_runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the runs of a sweep, with their seeds and scores."""
+    runs: list[dict[str, Any]] = json.loads((workdir / "sweep.json").read_text())["runs"]
+    return runs
+
+
+def collect_scores(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the scores of each run by name, without losses and those of the majority class."""
+    names = [name for name in runs[0]["scores"] if "loss" not in name and "majority" not in name]
+    return {name: [run["scores"][name] for run in runs] for name in names}
+
+
 def train_students(
     args: argparse.Namespace, name: str, fields: Mapping[str, object]
 ) -> dict[str, list[float]]:
@@ -105,9 +128,36 @@ def train_students(
     command = ["sweep", "--config", args.config, "--workdir", str(workdir)]
     command += ["--seeds", str(args.seeds), *override_flags(fields)]
     run_once(args.output / f"{name}.commands.json", [command])
-    runs = json.loads((workdir / "sweep.json").read_text())["runs"]
-    names = [name for name in runs[0]["scores"] if "loss" not in name and "majority" not in name]
-    return {name: [run["scores"][name] for run in runs] for name in names}
+    return collect_scores(read_runs(workdir))
+
+
+def train_in_two_stages(
+    args: argparse.Namespace, shared: Mapping[str, object], teaching: Mapping[str, object]
+) -> tuple[dict[str, list[float]], pathlib.Path]:
+    """Train students on hidden states, then on predictions; return scores and a workdir.
+
+    Args:
+      args: the arguments; the students have the seeds of those without the teacher.
+      shared: fields of all students.
+      teaching: fields of students with the teacher.
+    """
+    # Stored logits have no hidden states, and a temperature has no effect on these.
+    kept = {name: teaching[name] for name in _DATA_OF_BOTH_STAGES if name in teaching}
+    first_stage = shared | kept | _HIDDEN_STATES
+    second_stage = {name: v for name, v in shared.items() if name != "init_layers"} | teaching
+    directory, runs = args.output / "two-stage", []
+    for seed in (run["seed"] for run in read_runs(args.output / "without")):
+        hidden, workdir = directory / f"hidden-{seed}", directory / f"predictions-{seed}"
+        first, second = (
+            [command, "--config", args.config, "--workdir", str(path), *override_flags(fields)]
+            for command, path, fields in (
+                ("train", hidden, first_stage | {"seed": seed}),
+                ("sweep", workdir, second_stage | {"init": hidden, "seed": seed}),
+            )
+        )
+        run_once(directory / f"{seed}.commands.json", [first, second])
+        runs += read_runs(workdir)
+    return collect_scores(runs), workdir
 
 
 def main() -> None:
@@ -120,6 +170,7 @@ def main() -> None:
     parser.add_argument("--init", required=True, metavar="DIR")
     parser.add_argument("--init-layers", default="", metavar="N,N,...")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--two-stage", action="store_true")
     parser.add_argument("--distill", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     args = parser.parse_args()
@@ -136,12 +187,19 @@ def main() -> None:
     teaching = {"distill.teacher": args.teacher, **distill}
     without = train_students(args, "without", shared)
     with_teacher = train_students(args, "with", shared | teaching)
-    scores = json.loads((evaluation / "scores.json").read_text())
+    teacher_scores = json.loads((evaluation / "scores.json").read_text())
     rows = [
-        measure("teacher", {name: [scores[name]] for name in without}, pathlib.Path(args.teacher)),
+        measure(
+            "teacher",
+            {name: [teacher_scores[name]] for name in without},
+            pathlib.Path(args.teacher),
+        ),
         measure("student without", without, args.output / "without" / "best"),
         measure("student with", with_teacher, args.output / "with" / "best"),
     ]
+    if args.two_stage:
+        scores, workdir = train_in_two_stages(args, shared, teaching)
+        rows.append(measure("student with, two stages", scores, workdir / "best"))
     table = format_table(rows)
     (args.output / "students.md").write_text(table)
     content = [dataclasses.asdict(row) for row in rows]
