@@ -178,7 +178,9 @@ def main() -> None:
     evaluation = args.output / "teacher"
     settings = dict(item.split("=", 1) for item in args.set)
     command = ["evaluate", "--checkpoint", args.teacher, "--config", args.config]
-    command += override_flags(settings)
+    # The other fields of the model are the student's shape; the teacher has its own.
+    is_shape = {name: name.startswith("model.") and name != "model.dtype" for name in settings}
+    command += override_flags({name: v for name, v in settings.items() if not is_shape[name]})
     run_once(args.output / "teacher.commands.json", [[*command, "--output", str(evaluation)]])
     shared = {"init": args.init, **settings}
     if args.init_layers:
