@@ -30,7 +30,7 @@ from experiments.ablations.commands import override_flags, run_once
 
 _TEXTS, _CALLS, _WORDS = 256, 30, 30  # with [CLS] and [SEP] a text has 32 tokens
 _DATA_OF_BOTH_STAGES = ("distill.teacher", "distill.unlabeled")
-_HIDDEN_STATES = {
+_HIDDEN_STATES: dict[str, object] = {
     "distill.hidden_weight": 1,
     "distill.labels_weight": 0,
     "distill.logits_weight": 0,
@@ -132,7 +132,7 @@ def train_students(
 
 
 def train_in_two_stages(
-    args: argparse.Namespace, shared: Mapping[str, object], teaching: Mapping[str, object]
+    args: argparse.Namespace, shared: dict[str, object], teaching: dict[str, object]
 ) -> tuple[dict[str, list[float]], pathlib.Path]:
     """Train students on hidden states, then on predictions; return scores and a workdir.
 
@@ -182,7 +182,7 @@ def main() -> None:
     is_shape = {name: name.startswith("model.") and name != "model.dtype" for name in settings}
     command += override_flags({name: v for name, v in settings.items() if not is_shape[name]})
     run_once(args.output / "teacher.commands.json", [[*command, "--output", str(evaluation)]])
-    shared = {"init": args.init, **settings}
+    shared: dict[str, object] = {"init": args.init, **settings}
     if args.init_layers:
         shared["init_layers"] = args.init_layers
     distill = {f"distill.{name}": v for name, v in (item.split("=", 1) for item in args.distill)}
