@@ -148,9 +148,14 @@ def make_tagged_dataset(
     if scheme != "BIO":
         old_scheme = IO if style == IO else scheme
         _log.info("%s: converted tags from %s to BIO.", name, old_scheme)
-    bio_tags = [entities_to_tags(entities(old), len(old)) for old in tags]
-    pairs = zip(sentences, bio_tags, strict=True)
-    converted = [dataclasses.replace(sentence, tags=new) for sentence, new in pairs]
+    # Most sentences share their tags with others.
+    bio_tags = {
+        old: entities_to_tags(entities(old), len(old)) for old in dict.fromkeys(map(tuple, tags))
+    }
+    pairs = zip(sentences, tags, strict=True)
+    converted = [
+        dataclasses.replace(sentence, tags=[*bio_tags[tuple(old)]]) for sentence, old in pairs
+    ]
     return TokenClassificationDataset(name, converted)
 
 

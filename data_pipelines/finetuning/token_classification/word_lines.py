@@ -134,6 +134,8 @@ def _is_tagged(line: str) -> bool:
 def _split(line: str, has_tabs: bool, num_columns: int = 0) -> list[str]:
     """Return the columns of a line; empty ones at its end count if there are `num_columns` then."""
     if not has_tabs:
+        if line.isascii() and line.isprintable():  # a fifth of the time
+            return line.split() or [""]
         return _SPACES.split(line.strip())
     values = [value.strip() for value in line.rstrip().split("\t")]
     padding = line.rstrip(" \r\n").count("\t") + 1 - len(values)
