@@ -150,11 +150,15 @@ def _time_limit() -> Iterator[None]:
 
 
 def make_text(pattern: str, size: int) -> str:
-    """Return a pattern with about `size` characters."""
+    """Return a pattern with about `size` characters.
+
+    Its units are of an even number, so that quotes are open or closed at the end of all sizes. What
+    Python's parser does with them differs by a third of the time.
+    """
     units = PATTERNS[pattern]
     if isinstance(units, str):
-        return units * (size // len(units))
-    count = size // sum(map(len, units))
+        return units * (size // (2 * len(units)) * 2)
+    count = size // (2 * sum(map(len, units))) * 2
     return "".join(unit * count for unit in units)
 
 
