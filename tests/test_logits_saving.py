@@ -204,7 +204,7 @@ def test_save_logits_resumes_to_the_same_bytes(
         (["--save-logits", "out", "--config.data.eval_file=nowhere"], "nowhere: no such file"),
         (["--save-logits", "nowhere/out"], "nowhere is not a directory"),
         (["--text", "ba", "--top-k", "3"], "--config, --top-k: for --save-logits alone"),
-        (["--text", "ba", "--config.seed=3"], "--config, --top-k: for --save-logits alone"),
+        (["--text", "ba", "--config.seed=3"], "--config.seed: for --save-logits alone"),
     ],
 )
 def test_predict_rejects_invalid_arguments(

@@ -190,8 +190,8 @@ def test_predict_generates_targets(trained, exported, folder, capsys) -> None:
     pairs = map(json.loads, (folder / "pairs-dev.jsonl").read_text().splitlines())
     answers = [(pair["source"], pair["target"]) for pair in pairs]
     assert [(answer["text"], answer["generated_text"]) for answer in table] == answers
-    with pytest.raises(InputError, match="line 1: no column 'source', only 'text'"):
-        list(Predictor(path).predict([PredictInput("line 1", {"text": "ba"})]))
+    with pytest.raises(InputError, match="line 1: no column 'source', only 'passage'"):
+        list(Predictor(path).predict([PredictInput("line 1", {"passage": "ba"})]))
 
 
 @pytest.mark.slow
