@@ -1,6 +1,6 @@
 """Cost of a distillation step, compared with the teacher's forward pass and the student's step.
 
-    python -m experiments.bench.distillation_step [--topology v5e:1x1] [--losses relations]
+    python -m experiments.bench.distillation_step [--topology v5e:2x2] [--losses relations]
 
 Classification of full sequences of random tokens in float32, with dropout 0.1 and AdamW. The
 teacher learns nothing, so a step should cost its prediction more than the step without it, and
@@ -28,11 +28,11 @@ LOSSES: dict[str, dict[str, Any]] = {  # beside those of labels
 TEACHER, STUDENT, DISTILLATION = "teacher's prediction", "student's step", "distillation step"
 
 
-def make_config(args: argparse.Namespace, layers: int) -> Any:
+def make_config(args: argparse.Namespace, layers: int, num_devices: int) -> Any:
     """Return the resolved configuration of a run with a model of this many layers."""
     fields = {
         **dict.fromkeys(("steps", "eval_every", "checkpoint_every"), 1000),
-        "batch_size": args.batch_size,
+        "batch_size": args.batch_size * num_devices,
         "max_seq_length": args.max_seq_length,
         "packing": False,
         "model.num_hidden_layers": layers,
@@ -74,10 +74,10 @@ class Programs:
         from bertjax.steps.step_functions import StepFunctions
         from bertjax.tasks import registry
 
-        teacher = make_config(args, args.teacher_layers)
-        student = make_config(args, args.student_layers)
+        teacher = make_config(args, args.teacher_layers, len(devices))
+        student = make_config(args, args.student_layers, len(devices))
         objective = registry.make_objective(teacher)
-        shapes = objective.batch_shapes(args.batch_size)
+        shapes = objective.batch_shapes(teacher.batch_size)
         functions = {TEACHER: StepFunctions(teacher, objective, devices)}
         self.compiled = {TEACHER: functions[TEACHER].compile_predict_step(shapes)}
         functions[STUDENT] = StepFunctions(student, registry.make_objective(student), devices)
@@ -159,7 +159,9 @@ def format_lines(costs: Mapping[str, float], unit: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--topology", default="", help="such as v5e:1x1 (this machine's CPU)")
+    parser.add_argument(
+        "--topology", default="", help="such as v5e:2x2, with the sequences on each chip (this CPU)"
+    )
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=[*LOSSES])
     parser.add_argument("--teacher-layers", type=int, default=6)
     parser.add_argument("--student-layers", type=int, default=3)
