@@ -123,6 +123,17 @@ def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
     assert len(list(answers)) == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_loop_over_tokens_copies_no_kernel(paths, kind: str) -> None:
+    predictor = bertjax.inference.predictor.Predictor(paths[kind])
+    (_,) = predictor.predict(bertjax.inference.predictor.make_inputs(TEXT)[0])
+    (program,) = predictor._compiled.values()
+    lines = [line for line in program.as_text().splitlines() if "/while/body/" in line]
+    products = [line for line in lines if "Dense.matmul" in line]
+    assert products
+    assert not [line for line in products if " copy(" in line]
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     status = main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()

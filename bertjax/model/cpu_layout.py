@@ -45,6 +45,46 @@ def matmul_transposed(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> A
     return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], len(matrix))
 
 
+class TransposedKernel:
+    """A kernel [in, out] of `Dense`, stored as [out, in].
+
+    It is for products in a loop. XLA does not move a transpose out of the loop's body, so that each
+    iteration would copy every kernel: 29 -> 8 ms of processor time per token of a model of 6 layers
+    of 384.
+
+    Args:
+      stored: the transposed kernel, computed outside the loop.
+    """
+
+    def __init__(self, stored: Array) -> None:
+        self.T = stored
+        self.shape = stored.shape[::-1]
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> "TransposedKernel":
+        """Return the kernel in a dtype."""
+        return TransposedKernel(self.T.astype(dtype))
+
+
+def transpose_kernels(params: Any) -> Any:
+    """Return parameters whose kernels are a `TransposedKernel` in programs for CPUs.
+
+    Modules read them under `multiply_transposed_kernels`.
+    """
+    if not is_traced_for_cpu():
+        return params
+    return map_named(
+        lambda name, x: TransposedKernel(x.T) if name.endswith("kernel") else x, params
+    )
+
+
+def multiply_transposed_kernels(function: Callable[[], Any]) -> Any:
+    """Return the result of a traced function whose modules have such kernels."""
+    if not is_traced_for_cpu():
+        return function()
+    with nn.intercept_methods(_multiply_stored_transposed):
+        return function()
+
+
 class CpuLayout:
     """The layout of parameters for prediction, the identity unless every CPU holds all of them.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.cpu_layout import multiply_transposed_kernels, transpose_kernels
 from bertjax.model.encoder import Dense
 
 # A function of cache, tokens [B, K] and their index in the target; returns the logits of the tokens
@@ -94,11 +95,12 @@ def attend(query: Array, *memories: Memory) -> Array:
 def layers_of(stacked: Any, num_layers: int) -> list[Any]:
     """Return the parameters of each layer.
 
-    A loop over tokens would copy slices of stacked parameters at each of them.
+    A loop over tokens would copy slices of stacked parameters at each of them, and transposed
+    kernels.
     """
 
     def layer_params(layer: int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[layer], stacked)
+        return transpose_kernels(jax.tree.map(lambda leaf: leaf[layer], stacked))
 
     return [layer_params(layer) for layer in range(num_layers)]
 
@@ -115,4 +117,7 @@ def dense(config: BertConfig, params: Any, x: Array) -> Array:
 
 def apply(module: nn.Module, params: Any, *arguments: Any, **options: Any) -> Array:
     """Return the result of a module with these parameters."""
-    return cast(Array, module.apply({"params": params}, *arguments, **options))
+    result = multiply_transposed_kernels(
+        lambda: module.apply({"params": params}, *arguments, **options)
+    )
+    return cast(Array, result)

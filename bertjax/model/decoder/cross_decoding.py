@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.cpu_layout import transpose_kernels
 from bertjax.model.decoder.cache import (
     Cache,
     Memory,
@@ -56,6 +57,7 @@ def start(
         return [split_heads(config, x).swapaxes(1, 2) for x in arrays]
 
     is_source = jnp.arange(where.shape[1]) < batch["source_lengths"][:, None]
+    head = transpose_kernels(params["mlm"])
     source = {"keys": project("key"), "values": project("value"), "is_token": is_source}
 
     def decode(cache: Cache, tokens: Array, slot: Array | int) -> tuple[Array, Cache]:
@@ -68,7 +70,7 @@ def start(
             x, memory = _block(config, block, x, cache, layer, slot)
             memories.append(memory)
         target = {"keys": [m.keys for m in memories], "values": [m.values for m in memories]}
-        logits = apply(MaskedLMHead(config), params["mlm"], x, {}, embeddings["word"])
+        logits = apply(MaskedLMHead(config), head, x, {}, embeddings["word"])
         return logits, cache._replace(target=target)
 
     def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:

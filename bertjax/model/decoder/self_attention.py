@@ -12,6 +12,7 @@ from jax import Array
 
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.cpu_layout import transpose_kernels
 from bertjax.model.decoder.cache import (
     Cache,
     Memory,
@@ -62,6 +63,7 @@ def start(
         return arrays
 
     is_source = jnp.arange(where.shape[1]) < batch["source_lengths"][:, None]
+    head = transpose_kernels(params["mlm"])
     source = {"keys": project("key"), "values": project("value"), "is_token": is_source}
 
     def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
@@ -75,7 +77,7 @@ def start(
             x, memory = _block(config, block, x, cache, layer, index)
             memories.append(memory)
         target = {"keys": [m.keys for m in memories], "values": [m.values for m in memories]}
-        logits = apply(MaskedLMHead(config), params["mlm"], x, {}, embeddings["word"])
+        logits = apply(MaskedLMHead(config), head, x, {}, embeddings["word"])
         return logits, cache._replace(target=target)
 
     return first_logits, Cache(source, empty_target(config, len(where), num_tokens)), step
