@@ -18,7 +18,7 @@ smoke    shrink the run to a minute on a CPU; without init give --config.data.vo
 prefix is UniLM's decoder (Dong et al. 2019): the encoder's own attention, with a mask in which a
 target token sees the source and the target so far. Lengths, batch size and learning rate are those
 of its fine-tuning code s2s-ft for questions: 464 tokens of source, 48 of target, 64 pairs, 7e-5.
-cross_attention is BERT2BERT (Rothe et al. 2020): a decoder that begins with the parameters of the
+cross_attention is BERT2BERT (Rothe et al. 2020): a decoder initialized from the parameters of the
 same BERT and random cross-attention to the source.
 """
 

@@ -83,7 +83,7 @@ def _frequencies(num_positions: int, num_waves: int) -> np.ndarray:
 def merge_pretrained(random_params: Any, pretrained_params: Any, reinit_layers: int) -> Any:
     """Return the pretrained parameters, with random ones for modules that they lack.
 
-    A decoder that they lack begins with the encoder's parameters and a random cross-attention.
+    A decoder that they lack is initialized from the encoder; its cross-attention is random.
 
     Args:
       random_params: parameters of the whole model.

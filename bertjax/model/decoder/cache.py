@@ -10,7 +10,8 @@ from jax import Array
 
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.cpu_layout import multiply_transposed_kernels, transpose_kernels
-from bertjax.model.encoder import Dense
+from bertjax.model.encoder import Dense, Embeddings
+from bertjax.model.heads import MaskedLMHead
 
 # A function of cache, tokens [B, K] and their index in the target; returns the logits of the tokens
 # after them, float32 [B, K, V], and the cache with these tokens.
@@ -90,6 +91,54 @@ def attend(query: Array, *memories: Memory) -> Array:
         context += jnp.einsum(subscripts, weights[..., start : start + size], memory.values)
         start += size
     return context.reshape(*query.shape[:2], -1)
+
+
+class TokenStack(NamedTuple):
+    """Parameters and blocks that compute target tokens.
+
+    Attributes:
+      embeddings: parameters of the embeddings.
+      blocks: parameters of each block, see `layers_of`.
+      head: parameters of the head, see `transpose_kernels`.
+      block: function of config, parameters of a block, vectors [B, K, H], cache, layer and slot;
+        returns the block's vectors, and the keys and values of the hypotheses with the new tokens.
+    """
+
+    embeddings: Any
+    blocks: list[Any]
+    head: Any
+    block: Callable[..., tuple[Array, Memory]]
+
+
+def decode_tokens(
+    config: BertConfig,
+    stack: TokenStack,
+    cache: Cache,
+    tokens: Array,
+    types: Array,
+    positions: Array,
+    slot: Array | int,
+) -> tuple[Array, Cache]:
+    """Return the logits after a token of each hypothesis, float32 [B, K, V], and its cache.
+
+    Args:
+      config: shape of the blocks.
+      stack: their parameters.
+      cache: the cache.
+      tokens: int32 [B, K].
+      types: their token types.
+      positions: their positions.
+      slot: int32 [], tokens of the hypotheses in the cache.
+    """
+    inputs = tokens, types, positions
+    x = apply(Embeddings(config), stack.embeddings, *inputs, deterministic=True)
+    memories = []
+    for layer, block in enumerate(stack.blocks):
+        x, memory = stack.block(config, block, x, cache, layer, slot)
+        memories.append(memory)
+    target = {"keys": [m.keys for m in memories], "values": [m.values for m in memories]}
+    logits = apply(MaskedLMHead(config), stack.head, x, {}, stack.embeddings["word"])
+    return logits, cache._replace(target=target)
 
 
 def layers_of(stacked: Any, num_layers: int) -> list[Any]:

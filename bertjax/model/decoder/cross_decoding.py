@@ -13,8 +13,10 @@ from bertjax.model.decoder.cache import (
     Cache,
     Memory,
     Step,
+    TokenStack,
     apply,
     attend,
+    decode_tokens,
     dense,
     empty_target,
     extended_memory,
@@ -23,8 +25,7 @@ from bertjax.model.decoder.cache import (
     split_heads,
 )
 from bertjax.model.decoder.cross_attention import source_inputs
-from bertjax.model.encoder import ENCODER_INPUTS, Embeddings, Encoder, FeedForward, LayerNorm
-from bertjax.model.heads import MaskedLMHead
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder, FeedForward, LayerNorm
 
 
 def start(
@@ -49,7 +50,8 @@ def start(
     # As in `Decoder`.
     config = dataclasses.replace(config, causal=True, decoder="")
     blocks = layers_of(params["decoder"]["blocks"], config.num_hidden_layers)
-    embeddings = params["decoder"]["embeddings"]
+    head = transpose_kernels(params["mlm"])
+    stack = TokenStack(params["decoder"]["embeddings"], blocks, head, _block)
 
     def project(name: str) -> list[Array]:
         """Return the keys or values of the sources in each layer, [B, N, S, D]."""
@@ -57,21 +59,13 @@ def start(
         return [split_heads(config, x).swapaxes(1, 2) for x in arrays]
 
     is_source = jnp.arange(where.shape[1]) < batch["source_lengths"][:, None]
-    head = transpose_kernels(params["mlm"])
     source = {"keys": project("key"), "values": project("value"), "is_token": is_source}
 
     def decode(cache: Cache, tokens: Array, slot: Array | int) -> tuple[Array, Cache]:
         """Return the logits after tokens [B, K] that follow `slot` others, and their cache."""
         positions = jnp.full_like(tokens, slot)
         types = jnp.zeros_like(tokens)
-        x = apply(Embeddings(config), embeddings, tokens, types, positions, deterministic=True)
-        memories = []
-        for layer, block in enumerate(blocks):
-            x, memory = _block(config, block, x, cache, layer, slot)
-            memories.append(memory)
-        target = {"keys": [m.keys for m in memories], "values": [m.values for m in memories]}
-        logits = apply(MaskedLMHead(config), head, x, {}, embeddings["word"])
-        return logits, cache._replace(target=target)
+        return decode_tokens(config, stack, cache, tokens, types, positions, slot)
 
     def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
         return decode(cache, tokens, index + 1)

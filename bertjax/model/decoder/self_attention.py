@@ -17,8 +17,10 @@ from bertjax.model.decoder.cache import (
     Cache,
     Memory,
     Step,
+    TokenStack,
     apply,
     attend,
+    decode_tokens,
     dense,
     empty_target,
     extended_memory,
@@ -26,8 +28,7 @@ from bertjax.model.decoder.cache import (
     source_memory,
     split_heads,
 )
-from bertjax.model.encoder import Embeddings, FeedForward, LayerNorm
-from bertjax.model.heads import MaskedLMHead
+from bertjax.model.encoder import FeedForward, LayerNorm
 
 
 def start(
@@ -51,7 +52,9 @@ def start(
     logits = outputs["mlm_logits"]
     first_logits = logits.reshape(-1, logits.shape[-1])[batch["source_slots"]][:, None]
     blocks = layers_of(params["encoder"]["blocks"], config.num_hidden_layers)
-    where, embeddings = batch["source_tokens"], params["encoder"]["embeddings"]
+    head = transpose_kernels(params["mlm"])
+    stack = TokenStack(params["encoder"]["embeddings"], blocks, head, _block)
+    where = batch["source_tokens"]
 
     def project(name: str) -> list[Array]:
         """Return the keys or values of the sources in each layer, [B, N, S, D]."""
@@ -63,7 +66,6 @@ def start(
         return arrays
 
     is_source = jnp.arange(where.shape[1]) < batch["source_lengths"][:, None]
-    head = transpose_kernels(params["mlm"])
     source = {"keys": project("key"), "values": project("value"), "is_token": is_source}
 
     def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
@@ -71,14 +73,7 @@ def start(
         # Hypotheses of long sources, complete by then, leave the table.
         positions = jnp.minimum(positions, config.max_position_embeddings - 1)
         types = jnp.full_like(tokens, int(config.mask_kind == "prefix"))
-        x = apply(Embeddings(config), embeddings, tokens, types, positions, deterministic=True)
-        memories = []
-        for layer, block in enumerate(blocks):
-            x, memory = _block(config, block, x, cache, layer, index)
-            memories.append(memory)
-        target = {"keys": [m.keys for m in memories], "values": [m.values for m in memories]}
-        logits = apply(MaskedLMHead(config), head, x, {}, embeddings["word"])
-        return logits, cache._replace(target=target)
+        return decode_tokens(config, stack, cache, tokens, types, positions, index)
 
     return first_logits, Cache(source, empty_target(config, len(where), num_tokens)), step
 
