@@ -133,12 +133,19 @@ def test_losses_do_not_depend_on_mesh_or_accumulation(mesh: tuple) -> None:
         state, constants = functions.init(), functions.train_constants()
         step = functions.compile_train_step()
         batch = jax.device_put(draw_batch(objective), functions.batch_sharding)
+        steps = []
         for _ in range(3):
             state, sums = step(state, batch, constants)
-        metrics.append({name: float(value) for name, (value, _) in sums.items()})
+            steps.append({n: float(value) / max(weight, 1) for n, (value, weight) in sums.items()})
+        metrics.append(steps)
+    # A KL of nearly equal distributions is the small difference of large terms: its error is that
+    # of the terms. Updates by Adam enlarge it, as it divides by the gradient's size.
     for other in metrics[1:]:
-        for name, value in metrics[0].items():
-            np.testing.assert_allclose(other[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+        for step, atol in enumerate((2e-7, 2e-6, 2e-6)):
+            for name, value in metrics[0][step].items():
+                np.testing.assert_allclose(
+                    other[step][name], value, rtol=1e-5, atol=atol, err_msg=f"{name}, step {step}"
+                )
 
 
 @pytest.mark.parametrize(
