@@ -288,3 +288,24 @@ def test_multiple_choice_sums_without_questions_are_zero():
     assert choice_sums(logits, none) == {"multiple_choice_loss": (0, 0), "accuracy": (0, 0)}
     function, name, everywhere = losses.multiple_choice_sums, "multiple_choice_loss", slice(None)
     assert_finite_gradients(function, name, logits, none, everywhere, scales=(1,))
+
+
+def test_null_regression_sums_equal_those_of_each_window():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(2, 8, 2)).astype(np.float32)
+    batch = {
+        "example_ids": np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8]),
+        "position_ids": np.array([[0, 1, 2, 0, 1, 2, 3, 0], [*range(8)]]),
+        "answer_positions": np.array([[[1, 2], [3, 3]], [[0, 0], [0, 0]]]),
+        "answer_positions_weights": np.array([[1.0, 1.0], [1.0, 0.0]], np.float32),
+    }
+    sums = losses.null_regression_sums(logits, {k: jnp.asarray(v) for k, v in batch.items()})
+    null_scores = logits.sum(-1)[[0, 0, 1], [0, 3, 0]]
+    np.testing.assert_allclose(
+        sums["null_score_loss"], (np.square(null_scores - [0, 1, 1]).sum(), 3), rtol=1e-6
+    )
+    (start, _, end) = (jax.nn.log_softmax(logits[0, 1:3, i]) for i in (0, 0, 1))
+    np.testing.assert_allclose(
+        sums["question_answering_loss"], (-(start[0] + end[1]) / 2, 1), rtol=1e-6
+    )
+    assert sums["start_accuracy"][1] == 1

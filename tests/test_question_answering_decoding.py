@@ -1,5 +1,6 @@
 """Answers are the passage spans with the highest sum of start and end logits."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -164,6 +165,25 @@ def test_candidates_are_distinct_and_probabilities_sum_to_1() -> None:
         listed = prediction.probabilities(with_null)
         assert sum(probability for _, probability in listed) == pytest.approx(1)
         assert len(listed) == N_BEST_SIZE + with_null
+
+
+@pytest.mark.parametrize("null_score", [-0.25, 0.25, 0.75, 1.5])
+def test_null_regression_is_a_probability_beside_those_of_spans(null_score: float) -> None:
+    windows, passages = windows_of(QUESTION)
+    logits = constant_logits(windows)
+    for values in logits:
+        values[0] = null_score / 2
+    prediction = dataclasses.replace(
+        answer(QUESTION, logits, windows, passages), has_null_regression=True
+    )
+    assert prediction.null_odds == null_score - 0.5
+    assert (prediction.answer(0.0).text == "") is (null_score > 0.5)
+    listed = prediction.probabilities(with_null=True)
+    assert [p for candidate, p in listed if candidate is prediction.null] == [
+        min(max(null_score, 0), 1)
+    ]
+    assert sum(p for _, p in listed) == pytest.approx(1)
+    assert prediction.null not in [c for c, _ in prediction.probabilities(with_null=False)]
 
 
 @functools.cache

@@ -104,7 +104,9 @@ def test_inputs_reject_another_layout() -> None:
 
 
 def make_eval_set(questions: list[Question], version: int) -> QuestionAnsweringEvalSet:
-    objective: Any = SimpleNamespace(window_options=OPTIONS, sequence_shape=PackedShape(16, 8))
+    objective: Any = SimpleNamespace(
+        window_options=OPTIONS, sequence_shape=PackedShape(16, 8), has_null_regression=False
+    )
     data = QuestionAnsweringDataset(questions, version)
     return QuestionAnsweringEvalSet("dev", data, TOKENIZER, objective, 2)
 

@@ -163,6 +163,11 @@ def test_predict_returns_answer_offsets(trained, folder, capsys) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert answer["answer"] == context[answer["start"] : answer["end"]]
     assert ("null_odds" in answer) == (version == 2)
+    fields = ["--field", "question=Where lives bob?", "--field", f"context={context}"]
+    assert main([*command, *fields, "--return-all-scores"]) == 0
+    candidates = json.loads(capsys.readouterr().out)["candidates"]
+    assert candidates[0]["logit"] == max(c["logit"] for c in candidates) and len(candidates) > 1
+    assert all(c["answer"] == context[c["start"] : c["end"]] for c in candidates)
     assert main([*command, "--field", "question=Where lives bob?"]) == 2
     assert "line 1: this is no" in capsys.readouterr().err
     assert main([*command, "--field", "Where lives bob?"]) == 2
@@ -193,6 +198,14 @@ def test_calibration_is_saved_with_evaluated_checkpoint(folder, tmp_path) -> Non
     make_trainer(config, tmp_path).train()
     first, second = map(Checkpointer(tmp_path / "checkpoints").path, (1, 2))
     assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
+
+
+@pytest.mark.slow
+def test_null_regression_is_learned(folder, tmp_path) -> None:
+    fields = {"data.null_score": "regression"}
+    make_trainer(configuration(folder, 2, **fields), tmp_path / "run").train()
+    scores = evaluate(configuration(folder, 2, **fields), tmp_path / "run").scores
+    assert scores["null_score_loss"] < 0.1 and scores["best_f1"] > 70
 
 
 def prepared(task: QuestionAnsweringTask) -> Iterator[dict[str, Any]]:
@@ -344,6 +357,8 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
         (1, {"init": ""}, "data.vocab='', init='': no vocabulary. Name a model"),
         (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
         (1, {"model.vocab_size": 40}, "model.vocab_size=40: the vocabulary of"),
+        (2, {"data.null_score": "square"}, "data.null_score='square': unknown. Use softmax or"),
+        (1, {"data.null_score": "regression"}, "all questions of version 1 have answers"),
         (1, {"data__eval_file": "bare.json"}, "1 questions have no gold answer, '0' first"),
     ],
     ids=str,

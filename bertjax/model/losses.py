@@ -131,3 +131,31 @@ def question_answering_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
         sums[f"{name}_accuracy"] = accuracy(*slot)
     (start, weight), (end, _) = losses
     return {"question_answering_loss": ((start + end) / 2, weight)} | sums
+
+
+def null_regression_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """Return the sums of question answering with the score of no answer as a regression.
+
+    The sum of the two logits of [CLS] learns 1 for a window without answer and 0 for others, by
+    squared error: `null_score_loss`. `question_answering_loss` and the accuracies are those of
+    windows with an answer, whose start and end are chosen among the tokens after [CLS].
+
+    Args:
+      logits: [B, T, 2].
+      batch: arrays of K windows of a sequence; position 0 of a window is its [CLS].
+    """
+    weights, positions = batch["answer_positions_weights"], batch["answer_positions"]
+    slots = jnp.arange(1, weights.shape[1] + 1)
+    is_own = batch["example_ids"][:, None, :] == slots[:, None]  # [B, K, T]
+    is_cls = is_own & (batch["position_ids"] == 0)[:, None, :]
+    scores = jnp.sum(logits.astype(jnp.float32), axis=-1)[:, None, :]
+    null_scores = jnp.sum(jnp.where(is_cls, scores, 0), axis=-1)  # [B, K]
+    is_null = (positions[..., 0] == jnp.argmax(is_cls, axis=-1)).astype(jnp.float32)
+    errors = jnp.square(null_scores - is_null) * weights
+    answerable = {
+        **batch,
+        "answer_positions_weights": weights * (1 - is_null),
+        "example_ids": jnp.where(batch["position_ids"] == 0, 0, batch["example_ids"]),
+    }
+    sums = question_answering_sums(logits, answerable)
+    return sums | {"null_score_loss": (jnp.sum(errors), jnp.sum(weights))}

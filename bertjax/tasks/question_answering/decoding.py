@@ -45,17 +45,24 @@ class Prediction:
       question: the question.
       candidates: the best answers, best first, each text once; empty if no span qualifies.
       null: no answer, with its lowest score over the windows.
+      has_null_regression: whether that score is a regression, 1 without answer and 0 with one.
     """
 
     question: Question
     candidates: list[Candidate]
     null: Candidate
+    has_null_regression: bool = False
 
     @property
     def null_odds(self) -> float:
-        """Score of no answer minus the best answer's; the largest float32 without candidates."""
+        """Score of no answer minus the best answer's; the largest float32 without candidates.
+
+        The score of a regression is compared with its middle, 0.5.
+        """
         if not self.candidates:
             return float(np.finfo(np.float32).max)
+        if self.has_null_regression:
+            return self.null.score - 0.5
         return self.null.score - self.candidates[0].score
 
     def answer(self, null_score_diff_threshold: float | None) -> Candidate:
@@ -67,11 +74,16 @@ class Prediction:
         return self.candidates[0]
 
     def probabilities(self, with_null: bool) -> list[tuple[Candidate, float]]:
-        """Return the candidates by score with the softmax of the scores.
+        """Return the candidates by probability, the softmax of the scores.
 
         Args:
-          with_null: include no answer, which is always included without candidates.
+          with_null: include no answer, which is always included without candidates. The score of
+            a regression is its probability.
         """
+        if self.has_null_regression and with_null and self.candidates:
+            null = float(np.clip(self.null.score, 0, 1))
+            answers = [(c, p * (1 - null)) for c, p in self.probabilities(with_null=False)]
+            return sorted([*answers, (self.null, null)], key=lambda pair: -pair[1])
         listed = sorted(
             [*self.candidates, *([self.null] if with_null or not self.candidates else [])],
             key=lambda candidate: -candidate.score,

@@ -1,5 +1,6 @@
 """Evaluation of question answering: a data set to batches, logits to answers and scores."""
 
+import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -52,12 +53,16 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
         self._passages = PassageCache(tokenizer)
         options = objective.window_options
         self._windows = build_windows(name, data, tokenizer, options, self._passages)
+        self._has_null_regression = objective.has_null_regression
         super().__init__(self._windows, objective.sequence_shape, *packing)
 
     def predictions(self, outputs: Iterable[Outputs]) -> Iterator[Prediction]:
         """Yield the prediction for each question."""
         logits = self.unpack_outputs(outputs, "question_answering_logits", "token")
-        return decode(self.data.questions, self._windows, self._passages, logits)
+        predictions = decode(self.data.questions, self._windows, self._passages, logits)
+        if self._has_null_regression:
+            return (dataclasses.replace(p, has_null_regression=True) for p in predictions)
+        return predictions
 
     @property
     def score_names(self) -> Collection[str]:

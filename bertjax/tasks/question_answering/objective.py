@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 
 import numpy as np
+from jax import Array
 
 from bertjax.config.config import Config
+from bertjax.mesh.feed import Batch
+from bertjax.model.losses import Sums, null_regression_sums
 from bertjax.tasks.finetuning import FinetuningObjective
 from bertjax.tasks.task import check_type_vocab_size
 from data_pipelines.errors import InputError
@@ -16,6 +19,7 @@ from data_pipelines.finetuning.question_answering.windows import (
 )
 
 MAX_WINDOWS_PER_SEQUENCE = 8
+NULL_SCORES = ("softmax", "regression")
 FILES = {  # data.version -> file of each split
     1: {"train": "train-v1.1.json", "eval": "dev-v1.1.json"},
     2: {"train": "train-v2.0.json", "eval": "dev-v2.0.json"},
@@ -40,6 +44,32 @@ class QuestionAnsweringObjective(FinetuningObjective):
             raise InputError(
                 f"data.version={self.version}: unknown version. Use 1 (SQuAD 1.1) or 2 (SQuAD 2.0)."
             )
+        null_score = config.data["null_score"]
+        if null_score not in NULL_SCORES:
+            raise InputError(
+                f"data.null_score={null_score!r}: unknown. Use {' or '.join(NULL_SCORES)}."
+            )
+        if self.has_null_regression and self.version == 1:
+            raise InputError(
+                "data.null_score='regression': all questions of version 1 have answers. Set "
+                "data.version=2."
+            )
+        if self.has_null_regression and (config.distill.teacher or config.distill.logits):
+            raise InputError(
+                "data.null_score='regression': distillation compares softmaxes. Use softmax."
+            )
+
+    @property
+    def has_null_regression(self) -> bool:
+        """True if the score of no answer is a regression."""
+        return bool(self.config.data["null_score"] == "regression")
+
+    def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
+        """Return the sums of losses and accuracies; see `Objective.sums`."""
+        sums = super().sums(outputs, batch)
+        if self.has_null_regression:
+            sums |= null_regression_sums(outputs["question_answering_logits"], batch)
+        return sums
 
     @property
     def window_options(self) -> WindowOptions:

@@ -45,7 +45,8 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
 
         `start` and `end` are characters of the passage. `logit` is the sum of the start and end
         logits. A model of SQuAD 2.0 adds "null_odds": how much higher "no answer" scores. Above
-        the calibrated threshold the answer is "".
+        the calibrated threshold the answer is "". With `return_all_scores`, `candidates` has the
+        best spans of different texts, best first.
 
         Args:
           question: a question, or several.
@@ -125,6 +126,16 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
             }
             if threshold is not None:
                 answer["null_odds"] = round(prediction.null_odds, 4)
+            if return_all_scores:
+                answer["candidates"] = [
+                    {
+                        "answer": candidate.text,
+                        "start": candidate.start,
+                        "end": candidate.end,
+                        "logit": round(candidate.score, 4),
+                    }
+                    for candidate in prediction.candidates
+                ]
             yield answer
 
     def sample_input(

@@ -58,6 +58,11 @@ class QuestionAnsweringTask(FinetuningTask):
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "version": field(1, "SQuAD version: 1 for 1.1, 2 for 2.0 with unanswerable questions"),
         "doc_stride": field(128, "tokens of the passage between the starts of two windows"),
+        "null_score": field(
+            "softmax",
+            "score of no answer in version 2: that of [CLS] in the `softmax` of spans, or a "
+            "`regression` of [CLS]: 1 without answer, 0 with one",
+        ),
         "max_query_length": field(64, "tokens of a question; longer questions are truncated"),
     }
     primary_metrics = ("exact", "f1")
