@@ -1,0 +1,176 @@
+"""The last stage: readers of SQuAD 2.0 with and without synthetic questions, and their scores.
+
+| reader | first pass | second pass, or the only one |
+|---|---|---|
+| real | | SQuAD |
+| negatives | | SQuAD, negatives of its questions |
+| synthetic | kept questions, their negatives | SQuAD, negatives of its questions; regression |
+| one_pass | | all four together |
+| unfiltered | all questions, the negatives | SQuAD, negatives of its questions; regression |
+| without_negatives | kept questions | SQuAD; regression |
+
+In the second pass no answer is a regression: see `data.null_score` of question answering.
+"""
+
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from data_pipelines.finetuning.question_answering.squad import (
+    QuestionAnsweringDataset,
+)
+from data_pipelines.parsing import parse_json
+from data_pipelines.paths import atomic_write_text
+from experiments.ablations.commands import run_once
+from experiments.synthetic_qa import questions as files
+from experiments.synthetic_qa.options import DEV_FILE, TRAIN_FILE, Options, read_json, wait_for
+from experiments.synthetic_qa.stages import (
+    read_candidates,
+    stage_directory,
+    train,
+)
+
+_REAL, _REAL_NEGATIVES, _KEPT, _ALL, _NEGATIVES = (
+    "real",
+    "real negatives",
+    "kept",
+    "all",
+    "negatives",
+)
+_PASSES: dict[str, list[tuple[str, ...]]] = {
+    "real": [(_REAL,)],
+    "negatives": [(_REAL, _REAL_NEGATIVES)],
+    "synthetic": [(_KEPT, _NEGATIVES), (_REAL, _REAL_NEGATIVES)],
+    "one_pass": [(_REAL, _REAL_NEGATIVES, _KEPT, _NEGATIVES)],
+    "unfiltered": [(_ALL, _NEGATIVES), (_REAL, _REAL_NEGATIVES)],
+    "without_negatives": [(_KEPT,), (_REAL,)],
+}
+SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")
+
+
+def train_readers(options: Options, directory: pathlib.Path) -> None:
+    """Train the readers and score them."""
+    for name in options.readers:
+        for seed in range(options.seed, options.seed + options.seeds):
+            workdir = _train_reader(options, directory, name, seed)
+            path = directory / name / f"scores-{seed}.json"
+            if options.leads and not path.exists():
+                scores = _evaluate(options, workdir)
+                atomic_write_text(path, json.dumps(scores, indent=1) + "\n")
+            wait_for([path])
+
+
+def _train_reader(options: Options, directory: pathlib.Path, name: str, seed: int) -> pathlib.Path:
+    """Train a reader in one or two passes and return the workdir of the last."""
+    init, passes = options.encoder, _PASSES[name]
+    if name == "real" and seed == options.seed:
+        return stage_directory(options, "filter") / "reader"
+    for number, sources in enumerate(passes, 1):
+        data = directory / name / f"data-{number}" / TRAIN_FILE
+        if options.leads and not data.exists():
+            _merge(options, sources, data)
+        wait_for([data])
+        is_last = number == len(passes)
+        workdir = directory / name / f"pass-{number}-{seed}"
+        fields = {
+            "data__eval_file": options.squad.absolute() / DEV_FILE,
+            "seed": seed,
+            "eval_every": "100%",
+        }
+        if is_last and number > 1:
+            fields["data__null_score"] = "regression"
+        spec = f"squad:version=2,init={init},data={data.parent}"
+        train(options, "reader" if is_last else "first_pass", workdir, spec, **fields)
+        init = str(workdir)
+    return workdir
+
+
+def _merge(options: Options, sources: Sequence[str], path: pathlib.Path) -> None:
+    """Write several sets of questions into one file."""
+    articles: list[Any] = []
+    negatives = stage_directory(options, "negatives")
+    for source in sources:
+        if source in (_KEPT, _ALL):
+            rows = [
+                row
+                for row in read_candidates(options)
+                if row["fate"] == files.KEPT
+                or (source == _ALL and row["fate"] in (files.NO_ANSWER, files.OTHER_SPAN))
+            ]
+            part = path.with_name(f"{source}.json")
+            files.write_squad(part, rows)
+        else:
+            part = {
+                _REAL: options.squad / TRAIN_FILE,
+                _REAL_NEGATIVES: negatives / "real.json",
+                _NEGATIVES: negatives / "synthetic.json",
+            }[source]
+        articles += parse_json(part.read_text())["data"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps({"version": "v2.0", "data": articles}, ensure_ascii=False))
+
+
+def _evaluate(options: Options, workdir: pathlib.Path) -> dict[str, float]:
+    """Return the scores of a reader on the half of the articles that chose no threshold."""
+    output = workdir.with_name(f"{workdir.name}-scores")
+    spec = f"squad:version=2,data={options.squad}"
+    command = ["evaluate", "--checkpoint", str(workdir), "--config", spec, "--output", str(output)]
+    run_once(output.with_suffix(".commands.json"), [command])
+    best = {
+        name: next((answer["text"] for answer in answers if answer["text"]), "")
+        for name, answers in read_json(output / "nbest_predictions.json").items()
+    }
+    odds = read_json(output / "null_odds.json")
+    documents, questions = files.read_articles(options.squad / DEV_FILE)
+    halves = [
+        QuestionAnsweringDataset(
+            [question for question in questions if documents[question.passage] % 2 == half], 2
+        )
+        for half in (0, 1)
+    ]
+    return score_halves(halves, best, odds)
+
+
+def score_halves(
+    halves: Sequence[QuestionAnsweringDataset],
+    answers: Mapping[str, str],
+    null_odds: Mapping[str, float],
+) -> dict[str, float]:
+    """Return scores in percent of the second half, at the threshold that is best on the first.
+
+    Args:
+      halves: two data sets of SQuAD 2.0.
+      answers: question id -> the best answer.
+      null_odds: question id -> odds of no answer.
+    """
+    from bertjax.tasks.question_answering.metrics import score
+
+    first, second = (
+        {question.id: answers[question.id] for question in half.questions} for half in halves
+    )
+    threshold = score(halves[0], first, {name: null_odds[name] for name in first})["best_f1_thresh"]
+    decided = {name: "" if null_odds[name] > threshold else text for name, text in second.items()}
+    scores = score(halves[1], decided)
+    return {name: scores[name] for name in SCORES if name in scores} | {"threshold": threshold}
+
+
+def read_scores(options: Options) -> dict[str, list[dict[str, float]]]:
+    """Return the scores of each reader, of one run after the other; only of trained ones."""
+    directory = stage_directory(options, "readers")
+    scores = {}
+    for name in _PASSES:
+        paths = sorted((directory / name).glob("scores-*.json"))
+        if paths:
+            scores[name] = [read_json(path) for path in paths]
+    return scores
+
+
+def format_score(values: Sequence[float]) -> str:
+    """Return the mean of scores, with its standard error if there are several."""
+    mean = f"{statistics.fmean(values):.2f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.2f}"

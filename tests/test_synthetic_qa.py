@@ -1,0 +1,357 @@
+"""Synthetic question answering: text to samples, candidates to fates, questions to negatives."""
+
+import dataclasses
+import json
+import pathlib
+import re
+
+import pytest
+
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.question_answering.squad import (
+    Answer,
+    Question,
+    QuestionAnsweringDataset,
+    read_squad,
+)
+from experiments.synthetic_qa import negatives, questions, readers, stages, text
+from experiments.synthetic_qa.__main__ import main, parse_overrides, parse_stages, plan_lines
+from experiments.synthetic_qa.options import STAGE_NAMES, Options, read_rows, write_rows
+
+WORDS = [f"word{i}" for i in range(40)]
+
+
+def make_documents(count: int) -> list[list[str]]:
+    """Return documents of three paragraphs of three sentences of 20 words."""
+
+    def sentence(*place: int) -> str:
+        name = "x".join(map(str, place))
+        return " ".join(["Start", *(f"w{name}x{i}" for i in range(19))]) + "."
+
+    return [[" ".join(sentence(d, p, s) for s in range(3)) for p in range(3)] for d in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_sentence_pairs_are_neighbors_and_a_smaller_sample_is_part_of_a_larger(count: int) -> None:
+    documents = make_documents(10)
+    pairs = text.sample_sentence_pairs(documents, count, seed=0)
+    assert len(pairs) == min(count, 60)
+    lines = [line for document in documents for line in document]
+    for pair in pairs:
+        (line,) = [line for line in lines if pair["target"] in line]
+        before, _ = line.split(" " + pair["target"], 1)
+        assert before.endswith(pair["source"])
+    half = (len(pairs) + 1) // 2
+    assert pairs[:half] == text.sample_sentence_pairs(documents, half, 0)
+    assert pairs != text.sample_sentence_pairs(documents, count, seed=1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 100])
+def test_paragraphs_are_those_of_whole_documents(count: int) -> None:
+    documents = make_documents(10)
+    rows = text.sample_paragraphs(documents, count, seed=0, known=set())
+    assert len(rows) == min(count, 30) == len({row["id"] for row in rows})
+    assert len({row["document"] for row in rows}) == -(-len(rows) // 3)
+    assert all(row["context"] in documents[row["document"]] for row in rows)
+
+
+def test_paragraphs_leave_out_documents_with_known_passages() -> None:
+    documents = make_documents(3)
+    known = text.known_words(["Other words. " + documents[1][2][30:200]])
+    rows = text.sample_paragraphs(documents, 100, 0, known)
+    assert {row["document"] for row in rows} == {0, 2}
+
+
+@pytest.mark.parametrize(("start", "max_words"), [(0, 10), (20, 10), (39, 10), (20, 100), (5, 0)])
+def test_mark_answer_keeps_the_words_around_it(start: int, max_words: int) -> None:
+    context = " ".join(WORDS)
+    begin = context.index(f"word{start}")
+    marked = questions.mark_answer(context, begin, begin + len(f"word{start}"), max_words)
+    kept = marked.split()
+    assert f"| word{start} |" in marked
+    words = [word for word in kept if word != "|"]
+    assert len(words) == min(max_words, len(WORDS) - 1) + 1
+    first = WORDS.index(words[0])
+    assert words == WORDS[first : first + len(words)]
+
+
+@pytest.mark.parametrize(
+    ("generated", "expected"),
+    [
+        ("what is it ?", "what is it?"),
+        ("who is beyonce ' s sister ?", "who is beyonce's sister?"),
+        ("how many ( of 10 , 000 ) ?", "how many (of 10, 000)?"),
+        ("when was the mid - 1990s album ?", "when was the mid-1990s album?"),
+        ("", ""),
+    ],
+)
+def test_clean_question_removes_spaces_of_tokens(generated: str, expected: str) -> None:
+    assert questions.clean_question(generated) == expected
+
+
+def test_candidates_are_the_best_answers_of_each_paragraph() -> None:
+    paragraphs = [{"id": f"{i}", "document": i, "context": f"a b {i}"} for i in range(3)]
+    span = {"text": "a", "start": 0, "end": 1, "score": -1.0}
+    other = {"text": "b", "start": 2, "end": 3, "score": -2.0}
+    answers = [{"answers": [span, other]}, {"error": "e"}, {"answers": [other]}]
+    rows = questions.make_candidates(paragraphs, answers, 1)
+    assert [(row["id"], row["answer"], row["start"]) for row in rows] == [
+        ("0-0", "a", 0),
+        ("2-0", "b", 2),
+    ]
+
+
+def test_filter_gives_each_candidate_one_fate() -> None:
+    candidate = {"context": "Oslo lies in Norway.", "answer": "Oslo", "start": 0}
+    generated = [
+        *("what lies in norway ?", "what lies in norway ?", "what ?", None),
+        *("where lies it ?", "why is it there ?", "how is it there ?"),
+    ]
+    rows = questions.add_questions(
+        [{**candidate, "id": i} for i in range(len(generated))],
+        [{"generated_text": t} if t else {"error": "e"} for t in generated],
+    )
+    best = {"answer": "Oslo", "start": 0}
+    answers = [
+        {"candidates": [best], "null_odds": -1.0},
+        {"candidates": [{"answer": "Norway", "start": 13}], "null_odds": -1.0},
+        {"candidates": [best], "null_odds": 1.0},
+        {"candidates": [], "null_odds": 0.0},
+    ]
+    fates = [row["fate"] for row in questions.filter_candidates(rows, answers, 0.0)]
+    assert fates == [
+        *(questions.KEPT, questions.REPEATED, questions.TOO_SHORT, questions.INVALID),
+        *(questions.OTHER_SPAN, questions.NO_ANSWER, questions.OTHER_SPAN),
+    ]
+    fates = [row["fate"] for row in questions.filter_candidates(rows, answers, 1.0)]
+    assert fates[5] == questions.KEPT
+
+
+def tag_capitals(words):
+    """Tag capitalized words as proper nouns, numbers as numbers, and no others as content."""
+    return ["CD" if w.isdigit() else "NNP" if w[0].isupper() else "IN" for w in words]
+
+
+CONTEXTS = [
+    "In 1905 Norway left Sweden, and Oslo grew.",
+    "In 1914 Denmark sold the islands; Norway stayed neutral like Sweden.",
+]
+
+
+def make_rows() -> list[dict]:
+    asked = [
+        (0, "which country left Sweden ?", "Norway"),
+        (0, "what grew in 1905 ?", "Oslo"),
+        (1, "which country sold the islands ?", "Denmark"),
+        (1, "when stayed Norway neutral ?", "1914"),
+    ]
+    return [
+        {
+            "id": f"q{i}",
+            "document": 0,
+            "context": CONTEXTS[number],
+            "question": question,
+            "answer": answer,
+            "start": CONTEXTS[number].index(answer),
+        }
+        for i, (number, question, answer) in enumerate(asked)
+    ]
+
+
+def test_negatives_are_questions_of_other_paragraphs_and_with_replaced_spans() -> None:
+    rows = make_rows()
+    result = negatives.make_negatives(rows, 2.0, tag_capitals, seed=0)
+    asked = {(row["context"], row["question"]) for row in rows}
+    answers = {row["question"]: row["answer"] for row in rows}
+    assert {row["kind"] for row in result} == {
+        negatives.OTHER_PARAGRAPH,
+        negatives.REPLACED_SPAN,
+    }
+    for row in result:
+        assert (row["context"], row["question"]) not in asked and "answer" not in row
+        if row["kind"] == negatives.OTHER_PARAGRAPH:
+            assert row["question"] == row["of"]
+            assert answers[row["of"]] not in row["context"]
+        else:
+            new = {*row["question"].split()} - {*row["of"].split()}
+            assert new and all(word in re.findall(r"\w+", row["context"]) for word in new)
+            assert answers[row["of"]] not in row["question"]
+    assert len({row["id"] for row in result}) == len(result)
+
+
+@pytest.mark.parametrize("per_question", [0, 0.25, 0.5, 1])
+def test_negatives_are_limited_per_question_and_do_not_depend_on_order(per_question) -> None:
+    rows = make_rows()
+    result = negatives.make_negatives(rows, per_question, tag_capitals, seed=0)
+    assert len(result) <= per_question * len(rows)
+    assert result == negatives.make_negatives(rows[::-1], per_question, tag_capitals, seed=0)
+
+
+def test_spans_are_replaced_by_others_of_the_same_parts_of_speech() -> None:
+    spans = negatives.content_spans("In 1905 New York and 7 towns.", tag_capitals)
+    assert [kinds for _, _, kinds in spans] == [("NNP", "CD", "NNP", "NNP"), ("CD",)]
+    text_ = negatives.replace_span("what left 1905 ?", "1905 and 1914 .", "x", tag_capitals, 0)
+    assert text_ == "what left 1914 ?"
+    assert negatives.replace_span("what left ?", "1905 and 1914", "x", tag_capitals, 0) is None
+    assert negatives.replace_span("what left 1905 ?", "1905 1914", "1914", tag_capitals, 0) is None
+
+
+def test_tagger_knows_names_and_keeps_words_whole() -> None:
+    pytest.importorskip("textblob", reason="bertjax[synthetic] is not installed")
+    tag = negatives.load_tagger()
+    words = ["Which", "team", "beat", "Denver's", "24-10", "in", "2015", "?"]
+    tags = tag(words)
+    assert len(tags) == len(words) and tags[1].startswith("NN") and tags[6] == "CD"
+    assert tags[3].startswith("NNP")
+
+
+def test_written_questions_are_squad(tmp_path) -> None:
+    rows = make_rows()
+    rows += negatives.make_negatives(rows, 1.0, tag_capitals, seed=0)
+    assert questions.write_squad(tmp_path / "a.json", rows) == len(rows)
+    documents, data = questions.read_articles(tmp_path / "a.json")
+    assert read_squad(tmp_path / "a.json").version == 2
+    assert {q.id: bool(q.answers) for q in data} == {r["id"]: "answer" in r for r in rows}
+    assert all(q.passage[a.start :].startswith(a.text) for q in data for a in q.answers)
+    assert documents == dict.fromkeys(CONTEXTS, 0)
+
+
+def test_threshold_is_that_of_the_first_half() -> None:
+    def half(prefix: str) -> QuestionAnsweringDataset:
+        gold = (Answer("b", 2),)
+        return QuestionAnsweringDataset(
+            [Question(f"{prefix}0", "q", "a b", gold), Question(f"{prefix}1", "q", "a b")], 2
+        )
+
+    answers = dict.fromkeys(["x0", "x1", "y0", "y1"], "b")
+    odds = {"x0": -2.0, "x1": 3.0, "y0": -3.0, "y1": -2.5}
+    scores = readers.score_halves([half("x"), half("y")], answers, odds)
+    assert scores == {
+        "exact": 50.0,
+        "f1": 50.0,
+        "HasAns_f1": 100.0,
+        "NoAns_f1": 0.0,
+        "threshold": -2.0,
+    }
+
+
+def make_options(path: pathlib.Path, **fields) -> Options:
+    return Options(path / "work", "encoder", path / "squad", ("text",), **fields)
+
+
+def test_processes_divide_the_blocks_without_a_remainder(tmp_path) -> None:
+    options = make_options(tmp_path, block_size=4)
+    path = stages.stage_directory(options, "extraction") / "paragraphs.jsonl"
+    write_rows(path, [{"id": i} for i in range(21)])
+    whole = dict(stages.own_blocks(options))
+    assert sum(map(len, whole.values())) == 21
+    parts = [
+        dict(stages.own_blocks(dataclasses.replace(options, num_processes=3, process_id=i)))
+        for i in range(3)
+    ]
+    assert sum(map(len, parts)) == len(whole) and parts[0] | parts[1] | parts[2] == whole
+
+
+def test_plan_names_every_stage_in_order(tmp_path) -> None:
+    lines = plan_lines(make_options(tmp_path))
+    assert [line.split(":")[0] for line in lines] == [
+        f"{i}. {name}" for i, name in enumerate(STAGE_NAMES, 1)
+    ]
+
+
+def test_settings_of_another_start_are_rejected(tmp_path) -> None:
+    options = make_options(tmp_path)
+    options.check_settings()
+    options.check_settings()
+    dataclasses.replace(options, readers=("one_pass",), seeds=3).check_settings()
+    with pytest.raises(InputError, match=r"made with paragraphs=10000, not 5\. Name another"):
+        dataclasses.replace(options, paragraphs=5).check_settings()
+    with pytest.raises(InputError, match="made with models="):
+        dataclasses.replace(options, overrides={"reader": {"steps": "1"}}).check_settings()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n[]', '{"a": 1}\nx'])
+def test_damaged_rows_are_named(tmp_path, content: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    if not content:
+        assert read_rows(tmp_path / "a.jsonl") == []
+        return
+    with pytest.raises(InputError, match=r"a\.jsonl: .*Delete it and run again"):
+        read_rows(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sentence_pairs": 0}, "--sentence-pairs=0: Use at least 1"),
+        ({"paragraphs": -1}, "--paragraphs=-1: Use at least 1"),
+        ({"num_answers": 0}, "--num-answers=0: Use at least 1"),
+        ({"block_size": 0}, "--block-size=0: Use at least 1"),
+        ({"seeds": 0}, "--seeds=0: Use at least 1"),
+        ({"seed": -1}, "--seed=-1: negative"),
+        ({"negatives_per_question": -0.5}, "--negatives-per-question=-0.5: not a number"),
+        ({"negatives_per_question": float("nan")}, "not a number from 0"),
+        ({"null_threshold": float("nan")}, "--null-threshold=nan: no number"),
+        ({"readers": ("real", "fake")}, "--readers=fake: unknown. Use some of real"),
+        ({"overrides": {"teacher": {}}}, "--set teacher.FIELD: no such model. Use decoder"),
+        ({"process_id": 1}, "--process-id=1: not below --num-processes=1"),
+    ],
+    ids=str,
+)
+def test_options_reject(tmp_path, fields: dict, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        make_options(tmp_path, **fields)
+
+
+@pytest.mark.parametrize("stages_", ["0", "9", "3-2", "x", "1-", "-2", "", "1-9"])
+def test_stages_reject(stages_: str) -> None:
+    if stages_ == "1-":
+        assert [*parse_stages("1-")] == [1]
+        return
+    with pytest.raises(InputError, match="--stages="):
+        parse_stages(stages_)
+
+
+def test_overrides_are_fields_of_models() -> None:
+    assert parse_overrides(["reader.steps=3", "reader.model.dtype=float32"]) == {
+        "reader": {"steps": "3", "model.dtype": "float32"}
+    }
+    for item in ("reader.steps", "steps=3", "reader.=3"):
+        with pytest.raises(InputError, match="not of the form"):
+            parse_overrides([item])
+
+
+@pytest.fixture
+def squad(tmp_path) -> pathlib.Path:
+    path = tmp_path / "squad"
+    path.mkdir()
+    rows = make_rows()
+    rows += negatives.make_negatives(rows, 1.0, tag_capitals, seed=0)
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        questions.write_squad(path / name, rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train-v2.0.json", None, "train-v2.0.json: no such file"),
+        ("dev-v2.0.json", "{", "dev-v2.0.json:1: not JSON"),
+        ("dev-v2.0.json", json.dumps({"data": []}), "dev-v2.0.json: no questions"),
+    ],
+)
+def test_command_rejects_squad(squad, tmp_path, monkeypatch, file, content, message) -> None:
+    monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
+    (squad / file).unlink() if content is None else (squad / file).write_text(content)
+    command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
+    with pytest.raises(InputError, match=message):
+        main([*command, "--text", "t"])
+    assert not (tmp_path / "w").exists()
+
+
+def test_command_rejects_questions_that_all_have_answers(squad, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
+    questions.write_squad(squad / "train-v2.0.json", make_rows())
+    command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
+    with pytest.raises(InputError, match="all questions have answers"):
+        main([*command, "--text", "t"])
