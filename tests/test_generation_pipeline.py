@@ -87,7 +87,7 @@ def test_max_new_tokens_counts_the_generated_tokens(models) -> None:
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        ([TEXT], {"beams": 3}, "beams=3: no option of decoding. Use some of num_beams"),
+        ([TEXT], {"beams": 3}, "beams=3: no such option. Use some of num_beams"),
         ([TEXT], {"num_beams": 0}, "input 0: num_beams=0: not an integer from 1"),
         ([TEXT], {"num_beams": "many"}, "input 0: num_beams='many': is of type str. Use int"),
         ([TEXT, {"text": 5}], {}, "input 1: .*text"),

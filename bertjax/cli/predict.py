@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config(
         parser,
-        default_text="with --save-logits: that of the checkpoint; else fields of decoding alone",
+        default_text="with --save-logits: that of the checkpoint; else fields of decoding "
+        "and extraction alone",
     )
     parser.add_argument(
         "--top-k",
@@ -88,10 +89,10 @@ def check(args: argparse.Namespace) -> None:
     if args.config or args.top_k:
         raise InputError("--config, --top-k: for --save-logits alone. Leave them out.")
     for name in args.overrides:
-        if not name.startswith("decoding."):
+        if not name.startswith(("decoding.", "extraction.")):
             raise InputError(
                 f"--config.{name}: for --save-logits alone; predictions read --config.decoding."
-                "FIELD. Leave it out."
+                "FIELD and --config.extraction.FIELD. Leave it out."
             )
     if any(map(is_blank, args.text or ())):
         raise InputError("--text: empty. Write a text.")

@@ -9,6 +9,7 @@ from typing import Any
 from bertjax.config import durations
 from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
+from bertjax.config.extraction_options import ExtractionOptions
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.decoder.options import DecodingOptions
@@ -157,6 +158,7 @@ class Config:
     optimizer: OptimizerSection = OptimizerSection()
     distill: DistillConfig = dataclasses.field(default_factory=DistillConfig)
     decoding: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
+    extraction: ExtractionOptions = dataclasses.field(default_factory=ExtractionOptions)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

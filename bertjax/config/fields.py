@@ -1,13 +1,16 @@
 """Frozen dataclasses from nested mappings, checked field by field."""
 
+import ast
 import dataclasses
 import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipelines.errors import InputError
+
+Options = TypeVar("Options")
 
 
 def build_dataclass(
@@ -88,3 +91,30 @@ def _all_fields(cls: type, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(hint):
             names += _all_fields(typing.cast(type, hint), f"{prefix}{name}.")
     return names
+
+
+def override_options(options: Options, values: Mapping[str, Any]) -> Options:
+    """Return a dataclass of options with those of some values that are named like a field.
+
+    Args:
+      options: the options.
+      values: values by name, typed or as text; other names are ignored.
+
+    Raises:
+      InputError: a value has the wrong type, or is out of its range.
+    """
+    changes = {}
+    for name, hint in typing.get_type_hints(type(options)).items():
+        if name in values:
+            value = values[name]
+            if isinstance(value, str):
+                value = _parse_value(value.strip())
+            changes[name] = coerce(name, value, hint)
+    return dataclasses.replace(options, **changes) if changes else options  # type: ignore[type-var]
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False}.get(text.lower(), text)

@@ -128,7 +128,7 @@ class Predictor(Runner):
         `bertjax.checkpointing.lookup.find_checkpoint` chooses; a model of Hugging Face or
         TF1; or an open model.
       overrides: dotted field of the configuration -> its value in predictions, or its text; those
-        of `decoding` have an effect.
+        of `decoding` and `extraction` have an effect.
 
     Attributes:
       path: directory of the model.

@@ -68,16 +68,17 @@ class Objective(abc.ABC):
                 raise InputError(
                     f"{name}={value!r}: task={config.task} does not read this field. Remove it."
                 )
-        if config.decoding != DecodingOptions() and not self.generates:
-            changed = next(
-                item.name
-                for item in dataclasses.fields(DecodingOptions)
-                if getattr(config.decoding, item.name) != item.default
-            )
-            raise InputError(
-                f"decoding.{changed}={getattr(config.decoding, changed)!r}: a model of "
-                f"task={config.task} does not generate texts. Remove it."
-            )
+        for section, is_read, purpose in (
+            ("decoding", self.generates, "generate texts"),
+            ("extraction", self.extracts_answers, "extract answers"),
+        ):
+            options = getattr(config, section)
+            for item in () if is_read else dataclasses.fields(options):
+                if (value := getattr(options, item.name)) != item.default:
+                    raise InputError(
+                        f"{section}.{item.name}={value!r}: a model of task={config.task} does not "
+                        f"{purpose}. Remove it."
+                    )
 
     @functools.cached_property
     def model(self) -> BertWithHeads:
@@ -87,6 +88,11 @@ class Objective(abc.ABC):
     @property
     def generates(self) -> bool:
         """True if models of the task generate texts."""
+        return False
+
+    @property
+    def extracts_answers(self) -> bool:
+        """True if models of the task extract answers from passages."""
         return False
 
     @property

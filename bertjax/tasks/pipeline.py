@@ -5,6 +5,7 @@ interface use nothing else of a task. The names are those of `transformers` pipe
 """
 
 import abc
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -240,6 +241,34 @@ def pair_arguments(**columns: Any) -> list[dict[str, Any]]:
             f"{first}, {second}: {count} and {other_count} inputs. Give as many of each."
         )
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def add_options(
+    inputs: Content | Iterable[Content], options: Mapping[str, Any], option_class: type, key: str
+) -> Any:
+    """Return one input or several with the options of a call.
+
+    Args:
+      inputs: texts or objects, one or several.
+      options: options by name, which the pipeline reads from an object.
+      option_class: dataclass of all options.
+      key: key of a text in an object.
+
+    Raises:
+      InputError: there is no such option.
+    """
+    known = [field.name for field in dataclasses.fields(option_class)]
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(f"{name}={value!r}: no such option. Use some of {', '.join(known)}.")
+    if not options:
+        return inputs
+    is_single = isinstance(inputs, str | Mapping)
+    objects = [
+        {**(item if isinstance(item, Mapping) else {key: item}), **options}
+        for item in ([inputs] if is_single else inputs)
+    ]
+    return objects[0] if is_single else objects
 
 
 def round_scores(scores: np.ndarray) -> list[float]:

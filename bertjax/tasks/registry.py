@@ -24,6 +24,7 @@ from data_pipelines.errors import InputError
 TASKS = {  # task name -> MODULE:CLASS
     "pretraining": "bertjax.tasks.pretraining:PretrainingTask",
     "question_answering": "bertjax.tasks.question_answering.task:QuestionAnsweringTask",
+    "answer_extraction": "bertjax.tasks.answer_extraction.task:AnswerExtractionTask",
     "sequence_classification": (
         "bertjax.tasks.sequence_classification.task:SequenceClassificationTask"
     ),

@@ -1,14 +1,11 @@
 """Pipeline that continues texts with a left-to-right model."""
 
-import ast
-import dataclasses
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.config.fields import coerce
+from bertjax.config.fields import override_options
 from bertjax.model.decoder.options import Decoding, DecodingOptions
 from bertjax.tasks.fill_mask import check_num_tokens
 from bertjax.tasks.generation.sources import SourceBatches
@@ -20,13 +17,13 @@ from bertjax.tasks.pipeline import (
     Pipeline,
     PredictInput,
     RunFunction,
+    add_options,
     parse_text_lines,
     text_block,
 )
 from data_pipelines.errors import InputError
 
 _TEXT = "text"  # key of the text in an input object
-_OPTION_TYPES = typing.get_type_hints(DecodingOptions)
 
 
 class Context(NamedTuple):
@@ -74,11 +71,7 @@ class TextGenerationPipeline(Pipeline[Context]):
           InputError: the model has another head, a text to continue is too long, or an option is
             invalid.
         """
-        if not options:
-            return texts
-        if isinstance(texts, str | Mapping):
-            return _with_options(texts, options)
-        return [_with_options(text, options) for text in texts]
+        return add_options(texts, options, DecodingOptions, _TEXT)
 
     parse_lines = staticmethod(parse_text_lines)
 
@@ -205,41 +198,3 @@ class TextGenerationPipeline(Pipeline[Context]):
     def _decode(self, ids: list[int]) -> str:
         is_complete = bool(ids) and ids[-1] == self.tokenizer.sep_id
         return self.tokenizer.decode(ids[:-1] if is_complete else ids)
-
-
-def override_options(options: DecodingOptions, values: Mapping[str, Any]) -> DecodingOptions:
-    """Return options with those of some values that are named like a field.
-
-    Args:
-      options: the options.
-      values: values by name, typed or as text; other names are ignored.
-
-    Raises:
-      InputError: a value has the wrong type, or is out of its range.
-    """
-    changes = {}
-    for name, hint in _OPTION_TYPES.items():
-        if name in values:
-            value = values[name]
-            if isinstance(value, str):
-                value = _parse_value(value.strip())
-            changes[name] = coerce(name, value, hint)
-    return dataclasses.replace(options, **changes) if changes else options
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _with_options(text: str | Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an input object, after a check that all options exist."""
-    for name in options:
-        if name not in _OPTION_TYPES:
-            raise InputError(
-                f"{name}={options[name]!r}: no option of decoding. Use some of "
-                f"{', '.join(_OPTION_TYPES)}."
-            )
-    return {**(text if isinstance(text, Mapping) else {_TEXT: text}), **options}

@@ -60,6 +60,25 @@ def parse_content(name: str, text: str) -> Any:
 
 def iterate_questions(content: Any) -> Iterator[QuestionRecord]:
     """Yield the questions of a parsed file; raise InputError if it has another layout."""
+    for location, item in _iterate_paragraphs(content):
+        if isinstance(item, dict) and "question" in item and "qas" not in item:
+            yield row_record(location, item)
+        else:
+            yield from _paragraph_questions(location, item)
+
+
+def iterate_passages(content: Any) -> Iterator[tuple[str, str]]:
+    """Yield location and text of each passage, with or without questions.
+
+    Raises:
+      InputError: the file has another layout.
+    """
+    for location, item in _iterate_paragraphs(content):
+        yield location, get_field(location, item, "context", str)
+
+
+def _iterate_paragraphs(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield location and content of each paragraph, or of each row with a question."""
     if isinstance(content, list):
         items, prefix = content, ""
     elif (
@@ -75,11 +94,9 @@ def iterate_questions(content: Any) -> Iterator[QuestionRecord]:
         if isinstance(item, dict) and "paragraphs" in item:
             paragraphs = get_field(location, item, "paragraphs", list)
             for j, paragraph in enumerate(paragraphs):
-                yield from _paragraph_questions(f"{location}.paragraphs[{j}]", paragraph)
-        elif isinstance(item, dict) and "qas" in item:
-            yield from _paragraph_questions(location, item)
-        elif isinstance(item, dict) and "question" in item:
-            yield row_record(location, item)
+                yield f"{location}.paragraphs[{j}]", paragraph
+        elif isinstance(item, dict) and item.keys() & {"qas", "question"}:
+            yield location, item
         elif not (isinstance(item, dict) and "header" in item):
             get_field(location, item, "paragraphs", list)
 

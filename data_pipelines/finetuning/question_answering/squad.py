@@ -190,7 +190,7 @@ def _make_dataset(
 def check_passage(location: str, passage: str) -> None:
     """Raise InputError, located at `location`, if a passage is empty or too long."""
     if is_blank(passage):
-        raise InputError(f"{location}: the passage is empty. Remove the question.")
+        raise InputError(f"{location}: the passage is empty. Remove it.")
     if len(passage) > _MAX_PASSAGE_CHARACTERS:
         raise InputError(
             f"{location}: the passage has {len(passage):,} characters, more than "

@@ -123,7 +123,7 @@ def make_windows(
         prefix = np.array([tokenizer.cls_id, *query, tokenizer.sep_id], np.int32)
         passage = passages[question.passage]
         answer = answers[number] if answers else None
-        answer_span = _answer_token_span(answer, passage.offsets) if answer else None
+        answer_span = answer_token_span(answer, passage.offsets) if answer else None
         room = options.max_seq_length - len(prefix) - 1
         for first in window_starts(len(passage.ids), room, options.doc_stride):
             part = passage.ids[first : first + room]
@@ -183,7 +183,7 @@ def max_context_windows(
     return window
 
 
-def _answer_token_span(answer: Answer, offsets: np.ndarray) -> tuple[int, int] | None:
+def answer_token_span(answer: Answer, offsets: np.ndarray) -> tuple[int, int] | None:
     """Return the first and last token that overlap the answer, or None if no token does."""
     overlaps = (offsets[:, 0] < answer.start + len(answer.text)) & (offsets[:, 1] > answer.start)
     tokens = np.flatnonzero(overlaps)

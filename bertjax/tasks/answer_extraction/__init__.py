@@ -1,0 +1,1 @@
+"""Spans of a passage that are worth asking about, without a question."""
