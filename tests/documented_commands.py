@@ -28,6 +28,7 @@ MADE = "tests/test_demo.py and .ci/run"
 SERVED = "test_server_answers_as_printed"
 STORED = "test_report_reads_a_bucket_as_printed"
 MINUTES = "tests/test_long_commands.py"
+STAGES = "tests/test_synthetic_qa_command.py"
 # Runner, largest number of its commands, pattern of its commands.
 RUNNERS = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
@@ -35,6 +36,7 @@ RUNNERS = [
     (MADE, 2, r"make .*"),
     (SERVED, 4, r"bertjax serve .*|curl .*"),
     (STORED, 1, r"bertjax report gs://.*"),
+    (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
         23,

@@ -58,7 +58,8 @@ def train_readers(options: Options, directory: pathlib.Path) -> None:
             workdir = _train_reader(options, directory, name, seed)
             path = directory / name / f"scores-{seed}.json"
             if options.leads and not path.exists():
-                scores = _evaluate(options, workdir)
+                scores = _evaluate(workdir, options.squad / DEV_FILE)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write_text(path, json.dumps(scores, indent=1) + "\n")
             wait_for([path])
 
@@ -113,18 +114,17 @@ def _merge(options: Options, sources: Sequence[str], path: pathlib.Path) -> None
     atomic_write_text(path, json.dumps({"version": "v2.0", "data": articles}, ensure_ascii=False))
 
 
-def _evaluate(options: Options, workdir: pathlib.Path) -> dict[str, float]:
+def _evaluate(workdir: pathlib.Path, dev_file: pathlib.Path) -> dict[str, float]:
     """Return the scores of a reader on the half of the articles that chose no threshold."""
     output = workdir.with_name(f"{workdir.name}-scores")
-    spec = f"squad:version=2,data={options.squad}"
-    command = ["evaluate", "--checkpoint", str(workdir), "--config", spec, "--output", str(output)]
+    command = ["evaluate", "--checkpoint", str(workdir), "--output", str(output)]
     run_once(output.with_suffix(".commands.json"), [command])
     best = {
         name: next((answer["text"] for answer in answers if answer["text"]), "")
         for name, answers in read_json(output / "nbest_predictions.json").items()
     }
     odds = read_json(output / "null_odds.json")
-    documents, questions = files.read_articles(options.squad / DEV_FILE)
+    documents, questions = files.read_articles(dev_file)
     halves = [
         QuestionAnsweringDataset(
             [question for question in questions if documents[question.passage] % 2 == half], 2

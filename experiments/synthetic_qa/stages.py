@@ -201,6 +201,11 @@ def write_negatives(options: Options, directory: pathlib.Path) -> None:
     if options.leads and not all(path.exists() for path in paths):
         tag = load_tagger() if options.negatives_per_question else lambda words: [""] * len(words)
         kept = [row for row in read_candidates(options) if row["fate"] == files.KEPT]
+        if not kept:
+            raise InputError(
+                f"{stage_directory(options, 'filter')}: no question was kept; candidates/ has the "
+                "fates. Use more paragraphs, or train the models for longer."
+            )
         documents, real = files.read_articles(options.squad / TRAIN_FILE)
         for path, rows in zip(paths, (kept, answerable_rows(documents, real)), strict=True):
             negatives = make_negatives(rows, options.negatives_per_question, tag, options.seed)
