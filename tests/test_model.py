@@ -249,7 +249,7 @@ def test_prefix_decoder_leaks_no_target() -> None:
 def test_prefix_decoder_at_positions_equals_encoding_all() -> None:
     config, positions = with_(decoder="prefix"), np.array([[0, 3, 9], [15, 7, 0]], np.int32)
     apply = functools.partial(Encoder(config).apply, params(), *inputs(), deterministic=True)
-    some = apply(output_positions=positions, method=encode_at_positions)
+    some, _ = apply(output_positions=positions, method=encode_at_positions)
     np.testing.assert_allclose(some, gather(encode(config, *inputs()), positions), atol=1e-5)
 
 
@@ -347,7 +347,7 @@ def test_encode_at_positions_and_gradients_equal_encoding_all(fields) -> None:
     def total(tree: Any, only_positions: bool) -> tuple[jax.Array, jax.Array]:
         apply = functools.partial(Encoder(config).apply, {"params": tree}, deterministic=True)
         if only_positions:
-            vectors = apply(*inputs(), output_positions=positions, method=encode_at_positions)
+            vectors, _ = apply(*inputs(), output_positions=positions, method=encode_at_positions)
         else:
             vectors = gather(apply(*inputs()), positions)
         return (vectors * weights).sum(), vectors
@@ -363,9 +363,9 @@ def test_encode_at_positions_drops_repeated_positions_independently() -> None:
     apply = functools.partial(encoder.apply, output_positions=positions, method=encode_at_positions)
     run = jax.jit(apply, static_argnames="deterministic")
     rngs = {"dropout": draw_key(0)}
-    dropped = run(params(), *inputs(), deterministic=False, rngs=rngs)
+    dropped, _ = run(params(), *inputs(), deterministic=False, rngs=rngs)
     assert (np.abs(dropped[:, 0] - dropped[:, 1]).max(axis=-1) > 1e-2).all()
-    same = run(params(), *inputs(), deterministic=True)
+    same, _ = run(params(), *inputs(), deterministic=True)
     np.testing.assert_array_equal(same[:, 0], same[:, 1])
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.model.bert_config import BertConfig, parse_layers
+from bertjax.model.bert_config import BertConfig, hidden_state_indices, parse_layers
 from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.decoder.cross_attention import SLOTS_KEY, Decoder, decoder_inputs, source_inputs
 from bertjax.model.dropout import dropout
@@ -59,18 +59,29 @@ class BertWithHeads(nn.Module):
             positions[POOLED_KEY] = last_positions(example_ids, count)
         num_positions = num_last_block_positions(config, self.heads, batch)
         outputs: dict[str, Array] = {}
-        if hidden_layers:
-            states = encoder(*inputs, deterministic=deterministic, layers=[*hidden_layers, -1])
-            outputs["hidden_states"], hidden = states[:-1], states[-1]
-            vectors = {name: gather(hidden, array) for name, array in positions.items()}
-            vectors[""] = hidden
-        elif num_positions < example_ids.shape[1] and not self.is_initializing():
+        depths = hidden_state_indices(hidden_layers, config.num_hidden_layers)
+        reads_last_block = config.num_hidden_layers in depths
+        if num_positions < example_ids.shape[1] and not (
+            reads_last_block or self.is_initializing()
+        ):
             joined = jnp.concatenate([*positions.values()], axis=1)
-            hidden = encode_at_positions(
-                encoder, *inputs, output_positions=joined, deterministic=deterministic
+            hidden, states = encode_at_positions(
+                encoder,
+                *inputs,
+                output_positions=joined,
+                deterministic=deterministic,
+                layers=hidden_layers,
             )
+            if states is not None:
+                outputs["hidden_states"] = states
             ends = itertools.accumulate(array.shape[1] for array in positions.values())
             vectors = dict(zip(positions, jnp.split(hidden, [*ends][:-1], axis=1), strict=True))
+        elif hidden_layers:
+            last = [-1] if self.heads else []
+            states = encoder(*inputs, deterministic=deterministic, layers=[*hidden_layers, *last])
+            outputs["hidden_states"], hidden = states[: len(hidden_layers)], states[-1]
+            vectors = {name: gather(hidden, array) for name, array in positions.items()}
+            vectors[""] = hidden
         else:
             hidden = self._all_positions(encoder, inputs, deterministic)
             vectors = {name: gather(hidden, array) for name, array in positions.items()}

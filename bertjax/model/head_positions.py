@@ -5,7 +5,7 @@ last block computes each position independently, so it can skip the positions th
 `num_last_block_positions` decides. The model, its FLOPs and objectives follow that number.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.export import is_symbolic_dim
 
-from bertjax.model.bert_config import BertConfig
+from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.encoder import Encoder, attention_ids, block_class, block_stack
 from bertjax.model.heads import HEADS
 
@@ -70,29 +70,51 @@ def encode_at_positions(
     *,
     output_positions: Array,
     deterministic: bool,
-) -> Array:
-    """Return the last block's vectors at some positions, [B, N, H].
+    layers: Sequence[int] = (),
+) -> tuple[Array, Array | None]:
+    """Return the last block's vectors at some positions, and hidden states below this block.
 
-    The arguments are those of `Encoder.__call__` and `output_positions`, int32 [B, N]. The
-    parameters of `encoder` must exist: use its `__call__` to initialize them.
+    The parameters of `encoder` must exist: use its `__call__` to initialize them.
+
+    Args:
+      encoder: the encoder.
+      input_ids: see `Encoder.__call__`, as for the other arrays of tokens.
+      token_type_ids: int32 [B, T].
+      example_ids: int32 [B, T].
+      position_ids: int32 [B, T].
+      output_positions: positions of the vectors [B, N, H], int32 [B, N].
+      deterministic: turns dropout off.
+      layers: layers below the last whose hidden states [len(layers), B, T, H] are returned too,
+        numbered as in `hidden_state_indices`; None is returned without any.
     """
     config, num_lower = encoder.config, encoder.config.num_hidden_layers - 1
-    x = encoder.embeddings(input_ids, token_type_ids, position_ids, deterministic=deterministic)
+    depths = hidden_state_indices(layers, config.num_hidden_layers)
+    embedded = x = encoder.embeddings(
+        input_ids, token_type_ids, position_ids, deterministic=deterministic
+    )
     leaves, tree = jax.tree.flatten(encoder.get_variable("params", "blocks"))
     # One split, whose derivative concatenates the gradients of all layers in one operation.
     parts = zip(*(jnp.split(leaf, [num_lower]) for leaf in leaves), strict=True)
     lower, last = (jax.tree.unflatten(tree, part) for part in parts)
 
-    def run(blocks: Any, params: Any, *inputs: Array) -> Array:
+    def run(blocks: Any, params: Any, *inputs: Array, output: bool) -> tuple[Array, Array | None]:
         rngs = {} if deterministic else {"dropout": encoder.make_rng("dropout")}
         module = blocks(
-            config, deterministic, output_hidden_state=False, parent=None, name="blocks"
+            config, deterministic, output_hidden_state=output, parent=None, name="blocks"
         )
-        outputs: tuple[Array, None] = module.apply({"params": params}, *inputs, rngs=rngs)
-        return outputs[0]
+        outputs: tuple[Array, Array | None] = module.apply({"params": params}, *inputs, rngs=rngs)
+        return outputs
 
-    ids = attention_ids(config, token_type_ids, example_ids)
+    ids, states = attention_ids(config, token_type_ids, example_ids), None
     if num_lower:
-        x = run(block_stack(config, num_lower, deterministic), lower, x, ids)
+        output = any(0 < depth < num_lower for depth in depths)
+        blocks = block_stack(config, num_lower, deterministic)
+        x, states = run(blocks, lower, x, ids, output=output)
+    hidden_states = [embedded, *(() if states is None else states)]
     last = jax.tree.map(lambda leaf: leaf[0], last)
-    return run(block_class(config), last, x, ids, output_positions)
+    vectors, _ = run(block_class(config), last, x, ids, output_positions, output=False)
+    if not depths:
+        return vectors, None
+    return vectors, jnp.stack(
+        [x if depth == num_lower else hidden_states[depth] for depth in depths]
+    )
