@@ -59,9 +59,19 @@ def train_bertjax(spec: str, flags: Sequence[str], workdir: pathlib.Path) -> Res
 
 
 def train_torch(
-    config: "Config", python: str, directory: pathlib.Path, options: Sequence[str]
+    config: "Config",
+    python: str,
+    directory: pathlib.Path,
+    options: Sequence[str],
+    program: str = torch_finetuning.__file__,
+    **fields: Any,
 ) -> Result:
-    """Return the final scores of the peer."""
+    """Return the final scores of the peer.
+
+    Args:
+      program: the peer's side.
+      **fields: further fields of its recipe.
+    """
     from bertjax.steps.schedules import learning_rate_schedule
     from bertjax.tasks import registry
 
@@ -88,6 +98,7 @@ def train_torch(
         "problem_type": problem_type,
         "num_outputs": num_outputs.get(head, config.model.num_labels),
         "log_every": int(config.log_every),
+        **fields,
     }
     task.prepare(steps)
     (eval_set,) = task.eval_sets()
@@ -98,7 +109,7 @@ def train_torch(
         batches = list(split_batches)
         arrays: dict[str, Any] = {key: np.stack([b[key] for b in batches]) for key in batches[0]}
         np.savez(directory / f"{split}.npz", allow_pickle=False, **arrays)
-    command = [python, torch_finetuning.__file__, str(directory), config.init, *options]
+    command = [python, program, str(directory), config.init, *options]
     cost = harness.measure_cost(command)
     logits = np.load(directory / "logits.npz")["logits"]
     outputs = [{f"{head}_logits": values} for values in logits]

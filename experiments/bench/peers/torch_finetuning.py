@@ -153,11 +153,14 @@ class Peer:
 
     def loss(self, batch: MicroBatch) -> Any:
         """Return the group's part of the step's loss."""
+        inputs, sizes, targets, weights = batch
+        return self.label_loss(self.logits(inputs), sizes, targets, weights)
+
+    def label_loss(self, logits: Any, sizes: list[int], targets: Any, weights: Any) -> Any:
+        """Return the loss of logits on their labels; see `micro_batch`."""
         import torch
         from torch.nn import functional
 
-        inputs, sizes, targets, weights = batch
-        logits = self.logits(inputs)
         if self.is_regression:
             losses = functional.mse_loss(logits[:, 0], targets, reduction="none")
         elif self.head == "question_answering":
@@ -194,7 +197,15 @@ class Peer:
         return outputs
 
 
-def train(directory: pathlib.Path, init: str, cores: int, pad_to: int, group: int) -> None:
+def train(
+    directory: pathlib.Path,
+    init: str,
+    cores: int,
+    pad_to: int,
+    group: int,
+    *,
+    peer_class: type[Peer] = Peer,
+) -> None:
     """Train and evaluate the peer.
 
     Args:
@@ -205,7 +216,7 @@ def train(directory: pathlib.Path, init: str, cores: int, pad_to: int, group: in
     recipe = json.loads((directory / "recipe.json").read_text())
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(cores)
-    peer = Peer(recipe, init, pad_to)
+    peer = peer_class(recipe, init, pad_to)
     groups = parameter_groups(peer.model, recipe["weight_decay"])
     betas = recipe["b1"], recipe["b2"]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe["eps"], fused=True)
