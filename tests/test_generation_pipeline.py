@@ -117,7 +117,7 @@ def test_server_answers_its_form(paths) -> None:
 def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
     predictor = bertjax.inference.predictor.Predictor(paths["causal"])
     compile_ahead(predictor, 2)
-    functions = predictor._step_functions
+    functions = predictor._runner._step_functions
     monkeypatch.setattr(functions, "compile_generate_step", None)
     answers = predictor.predict(bertjax.inference.predictor.make_inputs([TEXT, "ba"])[0])
     assert len(list(answers)) == 2
@@ -127,7 +127,7 @@ def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
 def test_loop_over_tokens_copies_no_kernel(paths, kind: str) -> None:
     predictor = bertjax.inference.predictor.Predictor(paths[kind])
     (_,) = predictor.predict(bertjax.inference.predictor.make_inputs(TEXT)[0])
-    (program,) = predictor._compiled.values()
+    (program,) = predictor._runner._compiled.values()
     lines = [line for line in program.as_text().splitlines() if "/while/body/" in line]
     products = [line for line in lines if "Dense.matmul" in line]
     assert products

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,16 +13,13 @@ from etils import epath
 from bertjax.config.config import MeshConfig
 from bertjax.config.loading import load_config
 from bertjax.formats.loading import find_tokenizer
-from bertjax.mesh.device_mesh import num_batch_shards
-from bertjax.mesh.feed import fetch_to_host, to_global
-from bertjax.mesh.finite import check_finite
 from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import HostBatch, PredictInput
-from bertjax.tasks.task import bucket_size
 from bertjax.training.initialization import PretrainedModel
+from bertjax.training.prediction.batch_runner import BatchRunner
 from data_pipelines.errors import InputError
 
 
@@ -46,78 +42,20 @@ class Runner:
     def __init__(self, model: PretrainedModel, objective: Objective) -> None:
         # The mesh of training may not fit this process's devices.
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
-        self._step_functions = StepFunctions(config, objective)
-        model.check_complete(config.model, self._step_functions.param_shapes)
-        self._params = self._step_functions.predict_layout.place(
-            model.load(self._step_functions.param_shapes)
-        )
-        self._constants = self._step_functions.constants()
-        self._compiled: dict[Any, jax.stages.Compiled] = {}
+        step_functions = StepFunctions(config, objective)
+        model.check_complete(config.model, step_functions.param_shapes)
+        self._runner = BatchRunner(step_functions)
+        self._params = self._runner.place(model.load(step_functions.param_shapes))
 
     def run(
         self, batches: Iterable[HostBatch], decoding: Decoding | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yield, for each batch, what the objective's `apply` returns, or generated targets.
-
-        One batch is computed ahead of its use. Each shape compiles a program. Batches are padded to
-        a power of two of sequences, so there are few.
-
-        Args:
-          batches: arrays that `apply` reads, or `bertjax.model.decoder.generation.generate`.
-          decoding: generates targets, decoded this way.
-
-        Raises:
-          CommandError: logits or scores are not finite.
-        """
-        counts: list[int] = []
-
-        def compute() -> Iterator[dict[str, jax.Array]]:
-            for batch in batches:
-                counts.append(len(batch["source_lengths" if decoding else "input_ids"]))
-                yield self._outputs(batch, decoding)
-
-        for padded_outputs in fetch_to_host(compute()):
-            count = counts.pop(0)
-            outputs = {name: array[:count] for name, array in padded_outputs.items()}
-            for name, array in outputs.items():
-                # Other outputs have unused slots of any value.
-                if name.endswith("_logits") or name == "target_scores":
-                    check_finite(array, name)
-            yield outputs
+        """Yield the outputs of each batch; see `BatchRunner.run`."""
+        return self._runner.run(self._params, batches, decoding)
 
     def compile(self, batch: HostBatch, decoding: Decoding | None = None) -> None:
         """Compile the program for a batch of this shape; see `run`."""
-        self._program(self._pad_batch(batch), decoding)
-
-    def _outputs(self, batch: HostBatch, decoding: Decoding | None) -> dict[str, jax.Array]:
-        padded = self._pad_batch(batch)
-        arrays = to_global(padded, self._step_functions.batch_sharding)
-        constants = () if decoding else (self._constants,)
-        program = self._program(padded, decoding)
-        outputs: dict[str, jax.Array] = program(self._params, arrays, *constants)
-        return outputs
-
-    def _pad_batch(self, batch: HostBatch) -> HostBatch:
-        """Pad arrays to a power of two of sequences, and a multiple of the devices."""
-        num_shards = num_batch_shards(self._step_functions.mesh)
-
-        def pad(array: np.ndarray) -> np.ndarray:
-            size = math.ceil(bucket_size(len(array)) / num_shards) * num_shards
-            return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
-
-        return {name: pad(array) for name, array in batch.items()}
-
-    def _program(self, padded: HostBatch, decoding: Decoding | None) -> jax.stages.Compiled:
-        key = decoding, *((name, array.shape) for name, array in sorted(padded.items()))
-        if key not in self._compiled:
-            shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in padded.items()}
-            functions = self._step_functions
-            self._compiled[key] = (
-                functions.compile_generate_step(shapes, decoding)
-                if decoding
-                else functions.compile_predict_step(shapes)
-            )
-        return self._compiled[key]
+        self._runner.compile(batch, decoding)
 
 
 class Predictor(Runner):

@@ -96,7 +96,9 @@ class CpuLayout:
     def __init__(self, config: BertConfig, mesh: Mesh) -> None:
         replicated = mesh.size == mesh.shape["data"]
         cpu = mesh.devices.flat[0].platform == "cpu"
-        self._applies = cpu and replicated and not config.scan_layers
+        # `jax.device_put` would send what it places to the other processes.
+        is_local = all(d.process_index == jax.process_index() for d in mesh.devices.flat)
+        self._applies = cpu and is_local and replicated and not config.scan_layers
         self._num_layers = config.num_hidden_layers
         self._sharding = NamedSharding(mesh, PartitionSpec())
 

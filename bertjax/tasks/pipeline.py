@@ -31,7 +31,7 @@ Context = TypeVar("Context")
 
 
 class RunFunction(Protocol):
-    """Computation of batches by a model; see `bertjax.inference.predictor.Runner.run`."""
+    """Computation of batches by a model; see `bertjax.training.prediction.batch_runner`."""
 
     def __call__(
         self, batches: Iterable[HostBatch], decoding: Decoding | None = None

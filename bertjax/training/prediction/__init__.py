@@ -1,0 +1,1 @@
+"""Computation of batches of any shape, for predictors and for evaluations that generate texts."""

@@ -1,0 +1,113 @@
+"""Compiled prediction and generation for batches of any shape."""
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.mesh.device_mesh import num_batch_shards
+from bertjax.mesh.feed import fetch_to_host, to_global
+from bertjax.mesh.finite import check_finite
+from bertjax.model.decoder.options import Decoding
+from bertjax.steps.step_functions import StepFunctions
+from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.task import bucket_size
+
+
+class BatchRunner:
+    """Programs of a model that compute batches of any shape; each shape compiles one.
+
+    Args:
+      step_functions: functions to compile. Several processes call the methods with the same
+        batches; each feeds its own sequences.
+    """
+
+    def __init__(self, step_functions: StepFunctions) -> None:
+        self._step_functions = step_functions
+        self._compiled: dict[Any, jax.stages.Compiled] = {}
+
+    def place(self, params: Any) -> Any:
+        """Return parameters in the layout that `run` takes."""
+        return self._step_functions.predict_layout.place(params)
+
+    def run(
+        self, params: Any, batches: Iterable[HostBatch], decoding: Decoding | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yield, for each batch, what the objective's `apply` returns, or generated targets.
+
+        One batch is computed ahead of its use. Batches are padded to a power of two of sequences,
+        so there are few shapes.
+
+        Args:
+          params: parameters, as `place` returns them.
+          batches: arrays that `apply` reads, or `bertjax.model.decoder.generation.generate`.
+          decoding: generates targets, decoded this way.
+
+        Raises:
+          CommandError: logits or scores are not finite.
+        """
+        counts: list[int] = []
+
+        def compute() -> Iterator[dict[str, jax.Array]]:
+            for batch in batches:
+                counts.append(len(batch["source_lengths" if decoding else "input_ids"]))
+                yield self._outputs(params, batch, decoding)
+
+        for padded_outputs in fetch_to_host(compute()):
+            count = counts.pop(0)
+            outputs = {name: array[:count] for name, array in padded_outputs.items()}
+            for name, array in outputs.items():
+                # Other outputs have unused slots of any value.
+                if name.endswith("_logits") or name == "target_scores":
+                    check_finite(array, name)
+            yield outputs
+
+    def compile(self, batch: HostBatch, decoding: Decoding | None = None) -> None:
+        """Compile the program for a batch of this shape; see `run`."""
+        self._program(self._pad_batch(batch), decoding)
+
+    @functools.cached_property
+    def _constants(self) -> Any:
+        return self._step_functions.constants()
+
+    def _outputs(
+        self, params: Any, batch: HostBatch, decoding: Decoding | None
+    ) -> dict[str, jax.Array]:
+        padded = self._pad_batch(batch)
+        local = {name: _process_part(array) for name, array in padded.items()}
+        arrays = to_global(local, self._step_functions.batch_sharding)
+        constants = () if decoding else (self._constants,)
+        program = self._program(padded, decoding)
+        outputs: dict[str, jax.Array] = program(params, arrays, *constants)
+        return outputs
+
+    def _pad_batch(self, batch: HostBatch) -> HostBatch:
+        """Pad arrays to a power of two of sequences, and a multiple of devices and processes."""
+        multiple = math.lcm(num_batch_shards(self._step_functions.mesh), jax.process_count())
+
+        def pad(array: np.ndarray) -> np.ndarray:
+            size = math.ceil(bucket_size(len(array)) / multiple) * multiple
+            return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
+
+        return {name: pad(array) for name, array in batch.items()}
+
+    def _program(self, padded: HostBatch, decoding: Decoding | None) -> jax.stages.Compiled:
+        key = decoding, *((name, array.shape) for name, array in sorted(padded.items()))
+        if key not in self._compiled:
+            shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in padded.items()}
+            functions = self._step_functions
+            self._compiled[key] = (
+                functions.compile_generate_step(shapes, decoding)
+                if decoding
+                else functions.compile_predict_step(shapes)
+            )
+        return self._compiled[key]
+
+
+def _process_part(array: np.ndarray) -> np.ndarray:
+    """Return the rows of an array of a batch that this process feeds to its devices."""
+    size = len(array) // jax.process_count()
+    return array[jax.process_index() * size :][:size]
