@@ -125,7 +125,7 @@ def test_evaluator_reports_progress(monkeypatch) -> None:
     evaluator = make_evaluator(task, StepFunctions(task.config, task.objective), lines.append)
     evaluator([{"factor": jnp.float32(1)}])
     assert lines == []
-    monkeypatch.setattr("bertjax.training.evaluator._PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr("bertjax.training.prediction.progress._PROGRESS_SECONDS", -1.0)
     evaluator([{"factor": jnp.float32(1)}])
     assert [line.partition(" after")[0] for line in lines] == ["dev: batch 1", "dev: batch 2"]
 

@@ -205,7 +205,7 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
 def test_dependencies_are_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = (extras[name] for name in ("beam", "wikipedia", "filters", "serve"))
+    optional = (extras[name] for name in ("beam", "wikipedia", "filters", "serve", "generation"))
     required = itertools.chain(project["dependencies"], *optional)
     distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
     packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}

@@ -27,6 +27,7 @@ from bertjax.sweeps.sweep_state import SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.training.initialization import PretrainedModel
+from bertjax.training.prediction.generated_texts import check_no_generation
 from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.lock import WorkdirLock
@@ -109,6 +110,7 @@ def _load_task(config: Config) -> Task:
             f"data.dir={config.data['dir']}: there is no eval split to compare runs by. Prepare "
             "the data with one."
         )
+    check_no_generation(task, "parallel runs are evaluated in one program, which generates none")
     return task
 
 

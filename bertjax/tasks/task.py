@@ -7,7 +7,7 @@ predictions, metrics, files and a report. Its pipelines (`bertjax.tasks.pipeline
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from etils import epath
@@ -18,7 +18,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.objective import Objective
 from bertjax.tasks.distillation import open_logits
-from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline
+from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline, RunFunction
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -47,7 +47,8 @@ class EvalSet(Protocol):
     """A named eval set.
 
     It may have `score_names`, the names of its evaluation's scores beside the means. Then a
-    `best_metric` that is none of them is rejected before the training.
+    `best_metric` that is none of them is rejected before the training. It may generate texts, too:
+    see `GeneratingEvalSet`.
     """
 
     @property
@@ -63,6 +64,22 @@ class EvalSet(Protocol):
         Args:
           means: means of the objective's sums over all batches, and the total `loss`.
           outputs: for each batch the objective's `eval_outputs` of all processes' sequences.
+        """
+
+
+@runtime_checkable
+class GeneratingEvalSet(EvalSet, Protocol):
+    """Eval set for whose examples a model also generates texts."""
+
+    @property
+    def num_generated(self) -> int:
+        """Number of these examples; 0 for none."""
+
+    def evaluate_generated(self, run: RunFunction) -> Evaluation:
+        """Return further scores and files, which are those of the generated texts.
+
+        Args:
+          run: computes batches that the task's pipeline prepares.
         """
 
 

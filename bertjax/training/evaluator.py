@@ -3,7 +3,6 @@
 import functools
 import logging
 import operator
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from bertjax.config.config import Config
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
 from bertjax.mesh.finite import check_finite
-from bertjax.mesh.watchdog import note_progress
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
@@ -25,15 +23,20 @@ from bertjax.tasks import registry
 from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.memory_budget import check_evaluation
-from bertjax.training.terminal import format_duration, log_on_process_0
+from bertjax.training.prediction.generated_texts import (
+    check_no_generation,
+    make_generation_evaluator,
+)
+from bertjax.training.prediction.progress import progress_reporter
+from bertjax.training.terminal import log_on_process_0
 from bertjax.workdir.workdir import check_processes, flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_PROGRESS_SECONDS = 10.0  # between two lines of progress
 # Fields that decide scores: these, those of the data and those of the model but for the neutral.
 _COMPARED_FIELDS = {"task", "max_seq_length", "packing", "eval_batches"}
 _SCORE_NEUTRAL_FIELDS = {"data.workers", "data.train_file", "model.remat", "model.scan_layers"}
+_SCORE_NEUTRAL_FIELDS |= {"data.num_generated"}
 _SCORE_NEUTRAL_FIELDS |= {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"}
 _log = logging.getLogger("bertjax")
 
@@ -58,6 +61,8 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     task = registry.find_task(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config
     check_processes(config, task)
+    if len(members) > 1:
+        check_no_generation(task, "texts of an ensemble's models have no average")
     if not task.eval_sets():
         fix = "Prepare the data with --eval-fraction."
         if "eval_file" in config.data:
@@ -125,18 +130,21 @@ def make_evaluator(
     if not eval_sets:
         return lambda members: None
     run_eval_set = _make_eval_loop(step_functions, report_progress)
+    evaluate_generated = make_generation_evaluator(step_functions, report_progress)
 
     def evaluator(members: Iterable[Any]) -> Evaluation:
         totals: list[EvalOutputs] = []
+        generated: list[Evaluation] = []  # of one member, see `check_no_generation`
         count = 0
         for params in members:
             outputs = [run_eval_set(params, eval_set) for eval_set in eval_sets]
             totals = jax.tree.map(np.add, totals, outputs) if count else outputs
+            generated = [evaluate_generated(params, eval_set) for eval_set in eval_sets]
             count += 1
         averages = [
             (sums, jax.tree.map(lambda array: array / count, outputs)) for sums, outputs in totals
         ]
-        return _evaluate_outputs(task, eval_sets, averages)
+        return _evaluate_outputs(task, eval_sets, averages, generated)
 
     return evaluator
 
@@ -165,28 +173,25 @@ def _make_eval_loop(
     def run_eval_set(params: Any, eval_set: EvalSet) -> EvalOutputs:
         total: Sums = {}
         outputs = []
-        start = last_report = time.monotonic()
+        report = progress_reporter(eval_set.name, report_progress)
         batches = Feed(eval_set.batches(), step_functions.eval_batch_sharding)
         results = (eval_step(params, batch, constants) for batch in batches)
         for sums, batch_outputs in fetch_to_host(results):
             total = _add_sums(total, jax.tree.map(np.float64, sums))
             outputs.append(batch_outputs)
-            note_progress()
-            now = time.monotonic()
-            if report_progress and now - last_report > _PROGRESS_SECONDS:
-                last_report = now
-                report_progress(
-                    f"{eval_set.name}: batch {len(outputs):,} after {format_duration(now - start)}"
-                )
+            report(f"batch {len(outputs):,}")
         return total, outputs
 
     return run_eval_set
 
 
 def _evaluate_outputs(
-    task: Task, eval_sets: Sequence[EvalSet], outputs: Sequence[EvalOutputs]
+    task: Task,
+    eval_sets: Sequence[EvalSet],
+    outputs: Sequence[EvalOutputs],
+    generated: Sequence[Evaluation] = (),
 ) -> Evaluation:
-    """Return one evaluation of all eval sets, from the sums and outputs of each.
+    """Return one evaluation of all eval sets, from the sums, outputs and generated texts of each.
 
     With several sets the name of the set precedes each score and file. Primary metrics that all
     sets have are means over the sets.
@@ -195,6 +200,13 @@ def _evaluate_outputs(
         eval_set.evaluation(_means(sums), batch_outputs)
         for eval_set, (sums, batch_outputs) in zip(eval_sets, outputs, strict=True)
     ]
+    for number, addition in enumerate(generated):
+        of_outputs = evaluations[number]
+        evaluations[number] = of_outputs._replace(
+            scores=of_outputs.scores | addition.scores,
+            files={**of_outputs.files, **addition.files},
+            examples=[*of_outputs.examples, *addition.examples],
+        )
     scores = _means(functools.reduce(_add_sums, (sums for sums, _ in outputs)))
     if len(eval_sets) == 1:
         return evaluations[0]._replace(scores=scores | evaluations[0].scores)

@@ -28,6 +28,7 @@ RESUMABLE_FIELDS = {
     "best_metric",
     "checkpoint_every",
     "data.dir",
+    "data.num_generated",
     "data.workers",
     "eval_batch_size",
     "eval_batches",

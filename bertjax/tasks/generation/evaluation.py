@@ -1,19 +1,22 @@
-"""Evaluation of generation: how probable a model finds the targets."""
+"""Evaluation of generation: how probable a model finds the targets, and what it generates."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.generation.objective import GenerationObjective
-from bertjax.tasks.pipeline import Outputs
-from bertjax.tasks.task import Evaluation
+from bertjax.tasks.generation.pipeline import GenerationPipeline
+from bertjax.tasks.generation.text_scores import bleu, check_bleu, rouge_l
+from bertjax.tasks.pipeline import Outputs, PredictInput, RunFunction
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.generation import GenerationDataset, encode_pairs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
+TEXT_SCORES = ("bleu", "rouge_l")
 _log = logging.getLogger("bertjax")
 
 
@@ -26,9 +29,13 @@ class GenerationEvalSet(PackedEvalSet):
       tokenizer: tokenizer of the model.
       objective: objective of the model.
       packing: the last arguments of `PackedEvalSet`.
-    """
 
-    score_names = ("mlm_accuracy", "mlm_perplexity")
+    Attributes:
+      num_generated: sources to generate targets for.
+
+    Raises:
+      InputError: targets are to be generated, and sacrebleu is not installed.
+    """
 
     def __init__(
         self,
@@ -38,14 +45,49 @@ class GenerationEvalSet(PackedEvalSet):
         objective: GenerationObjective,
         *packing: Any,
     ) -> None:
-        self.name = name
+        self.name, self._data = name, data
+        self._pipeline = GenerationPipeline(objective, tokenizer)
+        wanted = objective.config.data["num_generated"]
+        self.num_generated = len(data.sources[: None if wanted < 0 else wanted])
+        if self.num_generated:
+            check_bleu(f"data.num_generated={wanted}")
         examples = encode_dataset(name, data, tokenizer, objective)
         super().__init__(examples, objective.sequence_shape, *packing)
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Names of the scores."""
+        return "mlm_accuracy", "mlm_perplexity", *(TEXT_SCORES if self.num_generated else ())
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the share of target tokens that are most probable, and their perplexity."""
         perplexity = float(np.exp(means["mlm_loss"]))
         return Evaluation({"mlm_accuracy": means["mlm_accuracy"], "mlm_perplexity": perplexity})
+
+    def evaluate_generated(self, run: RunFunction) -> Evaluation:
+        """Return BLEU and ROUGE-L of the targets that a model generates for the first sources.
+
+        The files are `predictions`, a list of source, target and generated text, and `bleu`, see
+        `bertjax.tasks.generation.text_scores.bleu`.
+        """
+        count, tokenizer = self.num_generated, self._pipeline.tokenizer
+        sources, targets = self._data.sources[:count], self._data.targets[:count]
+        inputs = [PredictInput(f"{self.name}[{i}]", source) for i, source in enumerate(sources)]
+        texts = [answer["generated_text"] for answer in self._pipeline.predict(run, inputs)]
+        result = bleu(texts, targets, lowercase=not tokenizer.cased)
+        scores = {
+            "bleu": result["score"],
+            "rouge_l": rouge_l(texts, targets, strip_accents=not tokenizer.cased),
+        }
+        rows = list(zip(sources, targets, texts, strict=True))
+        names = "source", "target", "generated_text"
+        predictions = [dict(zip(names, row, strict=True)) for row in rows]
+        examples = [
+            f"{source} → {text or '-'} ({target})"
+            for source, target, text in rows[:NUM_EXAMPLES_SHOWN]
+        ]
+        files = {"predictions": predictions, "bleu": result}
+        return Evaluation(scores, files, examples=examples)
 
 
 def encode_dataset(

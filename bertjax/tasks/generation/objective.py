@@ -53,6 +53,11 @@ class GenerationObjective(FinetuningObjective):
                 f"data.max_target_length={self.max_target_length}: leaves no space for a source in "
                 f"max_seq_length={config.max_seq_length}. Reduce it, or raise max_seq_length."
             )
+        if (num_generated := config.data["num_generated"]) < -1:
+            raise InputError(
+                f"data.num_generated={num_generated}: no number of sources. Use -1 for all, or 0 "
+                "for none."
+            )
         if not 0 <= smoothing < 1:
             raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
         if smoothing and (config.distill.teacher or config.distill.logits):

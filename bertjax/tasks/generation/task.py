@@ -7,7 +7,7 @@ from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
-from bertjax.tasks.generation.evaluation import GenerationEvalSet, encode_dataset
+from bertjax.tasks.generation.evaluation import TEXT_SCORES, GenerationEvalSet, encode_dataset
 from bertjax.tasks.generation.objective import GenerationObjective
 from bertjax.tasks.generation.pipeline import GenerationPipeline
 from bertjax.tasks.pipeline import HostBatch
@@ -37,8 +37,13 @@ class GenerationTask(FinetuningTask):
         "label_smoothing": field(
             0.0, "share of each label that the training loss divides among all tokens, in [0, 1)"
         ),
+        "num_generated": field(
+            0,
+            "sources of an eval set, the first ones, whose targets an evaluation generates for "
+            "`bleu` and `rouge_l`; 0 for none, -1 for all",
+        ),
     }
-    primary_metrics = ("mlm_perplexity",)
+    primary_metrics = ("mlm_perplexity", *TEXT_SCORES)
 
     @staticmethod
     def read_sets(config: Config, split: str) -> list[tuple[str, GenerationDataset]]:
