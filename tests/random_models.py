@@ -8,11 +8,13 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import map_named, named_leaves
 from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
+from bertjax.tasks import registry
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> NumpyModel:
     """Return a model with random parameters for the encoder and some heads."""
+    registry.register_heads()  # those of tasks
     random, shapes = np.random.default_rng(0), param_shapes(config)
 
     def draw(name: str, leaf: Any) -> np.ndarray:

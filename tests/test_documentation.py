@@ -119,5 +119,7 @@ def test_coming_from_lists_every_field_and_class() -> None:
     for head in HEADS.values():
         if head.module.__module__.partition(".")[0] != "bertjax":  # registered by another test
             continue
-        row = rf"\| `Flax{head.architecture}` \|.*`{head.name}`"
-        assert re.search(row, page), head.architecture
+        # transformers has no class of the heads that a task registers.
+        has_class = head.module.__module__.startswith("bertjax.model.")
+        row = rf"\| {f'`Flax{head.architecture}`' if has_class else 'none.*'} \|.*`{head.name}`"
+        assert re.search(row, page), head.name

@@ -40,6 +40,7 @@ SHAPE = BertConfig(
 HEADS = {
     "fill_mask": ("pooler", "mlm"),
     "answer": ("question_answering",),
+    "extract_answers": ("answer_spans",),
     "classify": ("pooler", "sequence_classification"),
     "tag": ("token_classification",),
     "choose": ("pooler", "multiple_choice"),
@@ -48,6 +49,7 @@ HEADS = {
 ARGUMENTS = {
     "fill_mask": ("ba [MASK] do",),
     "answer": ("ba?", "ba do ki lu"),
+    "extract_answers": ("ba do ki lu",),
     "classify": ("ba do",),
     "tag": ("ba do ki",),
     "choose": ("ba", ["do", "ki"]),

@@ -15,10 +15,11 @@ from jax import Array
 
 from bertjax.model import heads
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.distillation_losses import has_example
 from bertjax.model.encoder import Dense, LayerNorm
 from bertjax.model.heads import Batch, Head, LinearHead
 from bertjax.model.layers import ACTIVATIONS
-from bertjax.model.losses import Sums
+from bertjax.model.losses import Sum, Sums
 from data_pipelines.finetuning.question_answering.answer_spans import (
     ENDS_WORD,
     MAX_ANSWER_LENGTH,
@@ -108,6 +109,29 @@ def span_sums(logits: Array, batch: Batch, *, name: str) -> Sums:
       name: name of the loss.
     """
     is_valid = valid_spans(batch)
+    bits = batch["answer_lengths"][..., None] >> jnp.arange(MAX_ANSWER_LENGTH)
+    is_gold = is_valid & (bits & 1 > 0)
+    weights = jnp.where(is_gold, batch["answer_lengths_weights"][..., None], 0)
+    log_probs = _log_probabilities(logits, batch, is_valid)
+    return {name: (-jnp.sum(weights * log_probs), jnp.sum(weights))}
+
+
+def span_soft_loss(student: Array, teacher: Array, batch: Batch, temperature: Array) -> Sum:
+    """Return T^2 KL(teacher || student) of the spans of each window, and the number of windows.
+
+    The arguments are those of `bertjax.model.distillation_losses.SoftLoss`, with logits [B, T, L].
+    """
+    is_valid = valid_spans(batch)
+    log_q, log_p = (
+        _log_probabilities(logits / temperature, batch, is_valid) for logits in (student, teacher)
+    )
+    divergences = jnp.where(is_valid, jnp.exp(log_p) * (log_p - log_q), 0)
+    weights = has_example(batch, MAX_WINDOWS_PER_SEQUENCE)
+    return temperature**2 * jnp.sum(divergences), jnp.sum(weights)
+
+
+def _log_probabilities(logits: Array, batch: Batch, is_valid: Array) -> Array:
+    """Return the log-probability of each span among those of its window, 0 if it is invalid."""
     lowest = jnp.finfo(jnp.float32).min
     start_scores = jax.nn.logsumexp(jnp.where(is_valid, logits, lowest), axis=-1)  # [B, T]
     slots = jnp.arange(1, MAX_WINDOWS_PER_SEQUENCE + 1)
@@ -116,11 +140,7 @@ def span_sums(logits: Array, batch: Batch, *, name: str) -> Sums:
         jnp.where(is_own, start_scores[:, None, :], lowest), axis=-1, keepdims=True
     )
     log_normalizers = jnp.sum(jnp.where(is_own, window_scores, 0), axis=1)  # [B, T]
-    bits = batch["answer_lengths"][..., None] >> jnp.arange(MAX_ANSWER_LENGTH)
-    is_gold = is_valid & (bits & 1 > 0)
-    weights = jnp.where(is_gold, batch["answer_lengths_weights"][..., None], 0)
-    losses = jnp.where(is_gold, log_normalizers[..., None] - logits, 0)
-    return {name: (jnp.sum(weights * losses), jnp.sum(weights))}
+    return jnp.where(is_valid, logits - log_normalizers[..., None], 0)
 
 
 def _register(name: str, **fields: object) -> Head:
@@ -132,6 +152,7 @@ def _register(name: str, **fields: object) -> Head:
             pooled=False,
             architecture="BertForAnswerExtraction",  # no class of transformers
             metric_titles={loss: ("Loss", None)},
+            soft_loss=span_soft_loss,
             **fields,  # type: ignore[arg-type]
         )
     )

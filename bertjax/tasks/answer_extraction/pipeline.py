@@ -84,8 +84,8 @@ class AnswerExtractionPipeline(Pipeline[Context]):
         lines = iter(lines)
         start: list[str] = []
         for line in lines:
-            start.append(line)
-            if line.strip():
+            start.append(line.removeprefix("\ufeff"))
+            if start[-1].strip():
                 break
         all_lines = itertools.chain(start, lines)
         if not start or not _begins_layout(start[-1]):
@@ -155,7 +155,7 @@ class AnswerExtractionPipeline(Pipeline[Context]):
 
 def _begins_layout(line: str) -> bool:
     """Return whether a file that begins with a line is one JSON value or has SQuAD's layout."""
-    begin = line.lstrip("\ufeff \t")
+    begin = line.lstrip()
     if not re.match(r"\{|\[\s*(\{|$)", begin):
         return False
     try:
