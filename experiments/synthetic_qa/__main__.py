@@ -96,16 +96,16 @@ def make_parser() -> argparse.ArgumentParser:
     add("--squad", required=True, type=pathlib.Path, metavar="DIR", help="SQuAD 2.0")
     add("--text", required=True, nargs="+", metavar="FILE", help="text with paragraphs")
     add("--stages", default=f"1-{len(STAGE_NAMES)}", metavar="FIRST-LAST", help="(%(default)s)")
-    for name, text in (
-        ("sentence_pairs", "pairs on which the decoder learns to continue a text"),
-        ("paragraphs", "paragraphs to ask questions about"),
-        ("num_answers", "answers for each paragraph"),
-        ("seeds", "readers of each kind"),
-        ("seed", "first seed"),
-        ("block_size", "paragraphs of a file"),
+    for flag, text in (
+        ("--sentence-pairs", "pairs on which the decoder learns to continue a text"),
+        ("--paragraphs", "paragraphs to ask questions about"),
+        ("--num-answers", "answers for each paragraph"),
+        ("--seeds", "readers of each kind"),
+        ("--seed", "first seed"),
+        ("--block-size", "paragraphs of a file"),
     ):
-        default = defaults[name]
-        add(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{text} (%(default)s)")
+        default = defaults[flag.removeprefix("--").replace("-", "_")]
+        add(flag, type=int, default=default, metavar="N", help=f"{text} (%(default)s)")
     add("--null-threshold", type=float, default=0.0, help="odds that reject (%(default)s)")
     add("--negatives-per-question", type=float, default=0.5, help="at most (%(default)s)")
     add("--readers", nargs="+", default=list(defaults["readers"]), metavar="NAME",
