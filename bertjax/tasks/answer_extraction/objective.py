@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bertjax.config.config import Config
-from bertjax.tasks.answer_extraction.heads import MAX_WINDOWS_PER_SEQUENCE
+from bertjax.tasks.answer_extraction.model import MAX_WINDOWS_PER_SEQUENCE
 from bertjax.tasks.finetuning import FinetuningObjective
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Target

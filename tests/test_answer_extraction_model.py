@@ -14,7 +14,7 @@ from bertjax.config.config import Config
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
-from bertjax.tasks.answer_extraction.heads import span_soft_loss, valid_spans
+from bertjax.tasks.answer_extraction.model import span_soft_loss, valid_spans
 from bertjax.tasks.answer_extraction.objective import SCORERS, AnswerExtractionObjective
 from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.packed_examples import PackedShape, build_batch, pack_examples
