@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+from text_samples import make_documents
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.question_answering.squad import (
@@ -15,51 +16,16 @@ from data_pipelines.finetuning.question_answering.squad import (
     read_squad,
 )
 from experiments.synthetic_qa import negatives, questions, readers, stages, text
-from experiments.synthetic_qa.__main__ import main, parse_overrides, parse_stages, plan_lines
+from experiments.synthetic_qa.__main__ import (
+    STAGES,
+    main,
+    parse_overrides,
+    parse_stages,
+    plan_lines,
+)
 from experiments.synthetic_qa.options import STAGE_NAMES, Options, read_rows, write_rows
 
 WORDS = [f"word{i}" for i in range(40)]
-
-
-def make_documents(count: int) -> list[list[str]]:
-    """Return documents of three paragraphs of three sentences of 20 words."""
-
-    def sentence(*place: int) -> str:
-        name = "x".join(map(str, place))
-        return " ".join(["Start", *(f"w{name}x{i}" for i in range(19))]) + "."
-
-    return [[" ".join(sentence(d, p, s) for s in range(3)) for p in range(3)] for d in range(count)]
-
-
-@pytest.mark.parametrize("count", [1, 7, 1000])
-def test_sentence_pairs_are_neighbors_and_a_smaller_sample_is_part_of_a_larger(count: int) -> None:
-    documents = make_documents(10)
-    pairs = text.sample_sentence_pairs(documents, count, seed=0)
-    assert len(pairs) == min(count, 60)
-    lines = [line for document in documents for line in document]
-    for pair in pairs:
-        (line,) = [line for line in lines if pair["target"] in line]
-        before, _ = line.split(" " + pair["target"], 1)
-        assert before.endswith(pair["source"])
-    half = (len(pairs) + 1) // 2
-    assert pairs[:half] == text.sample_sentence_pairs(documents, half, 0)
-    assert pairs != text.sample_sentence_pairs(documents, count, seed=1)
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 100])
-def test_paragraphs_are_those_of_whole_documents(count: int) -> None:
-    documents = make_documents(10)
-    rows = text.sample_paragraphs(documents, count, seed=0, known=set())
-    assert len(rows) == min(count, 30) == len({row["id"] for row in rows})
-    assert len({row["document"] for row in rows}) == -(-len(rows) // 3)
-    assert all(row["context"] in documents[row["document"]] for row in rows)
-
-
-def test_paragraphs_leave_out_documents_with_known_passages() -> None:
-    documents = make_documents(3)
-    known = text.known_words(["Other words. " + documents[1][2][30:200]])
-    rows = text.sample_paragraphs(documents, 100, 0, known)
-    assert {row["document"] for row in rows} == {0, 2}
 
 
 @pytest.mark.parametrize(("start", "max_words"), [(0, 10), (20, 10), (39, 10), (20, 100), (5, 0)])
@@ -355,3 +321,57 @@ def test_command_rejects_questions_that_all_have_answers(squad, tmp_path, monkey
     command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
     with pytest.raises(InputError, match="all questions have answers"):
         main([*command, "--text", "t"])
+
+
+def fake_prediction(row: dict) -> dict:
+    """Return what a model might predict for an input of stages 4 to 6."""
+    if "source" in row:
+        return {"generated_text": f"what is in {row['source'].split('|')[1].strip()} ?"}
+    if "question" in row:
+        word = row["context"].split()[1]
+        best = {"answer": word, "start": row["context"].index(word)}
+        return {"candidates": [best], "null_odds": text.digest(row["question"]) % 3 - 1.0}
+    words = row["context"].split()[:2]
+    return {
+        "answers": [
+            {"text": word, "start": row["context"].index(word), "score": -1.0} for word in words
+        ]
+    }
+
+
+def test_stages_write_the_same_files_on_several_processes(squad, tmp_path, monkeypatch) -> None:
+    def run(*command: str, allowed_statuses=()) -> int:
+        source, output = (command[command.index(name) + 1] for name in ("--input", "--output"))
+        rows = read_rows(pathlib.Path(source))
+        write_rows(pathlib.Path(output), map(fake_prediction, rows))
+        return 0
+
+    monkeypatch.setattr(stages, "run_bertjax", run)
+    monkeypatch.setattr(stages, "run_once", lambda record, commands: None)
+    monkeypatch.setattr(stages, "load_tagger", lambda: tag_capitals)
+    documents = "\n\n".join("\n".join(document) for document in make_documents(7))
+    (tmp_path / "text").write_text(documents)
+
+    def run_stages(workdir: pathlib.Path, num_processes: int) -> dict[str, str]:
+        options = Options(
+            workdir, "encoder", squad, (str(tmp_path / "text"),), paragraphs=20, block_size=4,
+            num_answers=2, num_processes=num_processes,
+        )  # fmt: skip
+        for name in ("extraction", "generation", "filter", "negatives"):
+            for i in range(num_processes):
+                process = dataclasses.replace(options, process_id=i)
+                if name == "filter" and i == 0:
+                    rows = read_rows(workdir / "5-generation" / "questions" / "00004.jsonl")
+                    assert len(rows) == 8
+                STAGES[name](process, stages.stage_directory(process, name))
+        return {
+            str(path.relative_to(workdir)): path.read_text() for path in workdir.rglob("*.json*")
+        }
+
+    files = run_stages(tmp_path / "one", 1)
+    rows = stages.read_candidates(
+        Options(tmp_path / "one", "encoder", squad, ("text",), block_size=4)
+    )
+    assert len(rows) == 40 and len({row["id"] for row in rows}) == 40
+    assert {questions.KEPT, questions.OTHER_SPAN, questions.NO_ANSWER} == {r["fate"] for r in rows}
+    assert run_stages(tmp_path / "three", 3) == files

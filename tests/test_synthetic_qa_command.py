@@ -21,6 +21,7 @@ from experiments.synthetic_qa import questions
 from experiments.synthetic_qa.options import STAGE_NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent
+FIRST_WORDS = "In x y a b c"
 
 
 def write_toys(folder: pathlib.Path) -> list[str]:
@@ -29,16 +30,20 @@ def write_toys(folder: pathlib.Path) -> list[str]:
     for split, count in (("train", 48), ("dev", 24)):
         data = toy_squad.questions(2, count)
         paragraphs = data["data"][0]["paragraphs"]
-        for paragraph in paragraphs:  # in sentences of six words, as below
-            paragraph["context"] = re.sub(r"(\w+ lives)", r"In x \1", paragraph["context"])
+        for paragraph in paragraphs:  # in sentences of ten words, as below
+            text = re.sub(r"(\w+ lives)", rf"{FIRST_WORDS} \1", paragraph["context"])
+            paragraph["context"] = text
             for qa in paragraph["qas"]:
                 for answer in qa["answers"]:
                     answer["answer_start"] = paragraph["context"].index(answer["text"])
         # Articles, for two halves of the eval split.
         data["data"] = [{"title": str(i), "paragraphs": paragraphs[i::4]} for i in range(4)]
         (folder / f"{split}-v2.0.json").write_text(json.dumps(data))
-    sentences = [f"In x {n.title()} lives in {p.title()}." for n in names for p in places]
-    lines = [" ".join(sentences[(5 * i + 3 * j + i * j) % 16] for j in range(7)) for i in range(18)]
+    sentences = [
+        [f"In d e f g h {name.title()} lives in {places[(i // 4 + j) % 4].title()}."
+         for j, name in enumerate(names)] for i in range(18)
+    ]  # fmt: skip
+    lines = [" ".join(part[i % 4 :] + part[: i % 4]) for i, part in enumerate(sentences)]
     documents = ["\n".join(lines[i : i + 3]) for i in range(0, 18, 3)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
     config = BertConfig(len(toy_squad.TOKENIZER.tokens), 2, 64, 2, max_position_embeddings=192)

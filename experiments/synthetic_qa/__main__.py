@@ -22,7 +22,7 @@ from data_pipelines.errors import InputError
 from experiments.synthetic_qa import readers, report, stages
 from experiments.synthetic_qa.options import DEFAULTS, READERS, STAGE_NAMES, Options
 
-_RUN = {
+STAGES = {
     "decoder": stages.train_decoder,
     "questions": stages.train_questions,
     "answers": stages.train_answers,
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for number in numbers:
         name = STAGE_NAMES[number - 1]
         print(f"stage {number}: {name}", flush=True)
-        _RUN[name](options, stages.stage_directory(options, name))
+        STAGES[name](options, stages.stage_directory(options, name))
     if options.leads:
         for title, count in report.read_counts(options).items():
             print(f"{title}: {count:,}")
