@@ -33,7 +33,11 @@ METHODS = [
 INPUTS: dict[str, Any] = {method: arguments[0] for method, arguments in ARGUMENTS.items()} | {
     "answer": dict(zip(("question", "context"), ARGUMENTS["answer"], strict=True)),
     "choose": dict(zip(("context", "choices"), ARGUMENTS["choose"], strict=True)),
-}
+    "extract_answers": {
+        "context": ARGUMENTS["extract_answers"][0], "num_answers": "2", "do_sample": "true",
+        "seed": "3",
+    },
+}  # fmt: skip
 
 
 class Served:

@@ -16,7 +16,6 @@ from data_pipelines.finetuning.question_answering.answer_spans import (
     STARTS_WORD,
     Passage,
     SpanWindows,
-    check_stride,
     group_answers,
     make_span_windows,
     word_boundaries,
@@ -163,7 +162,7 @@ def test_passages_without_tokens_have_a_window() -> None:
 
 
 @pytest.mark.parametrize("stride", [0, 11])
-def test_check_stride_rejects_windows_that_skip_tokens(stride: int) -> None:
-    check_stride(12, 10)
+def test_windows_may_not_skip_tokens(stride: int) -> None:
+    windows_of([Passage("a")], 12, 10)
     with pytest.raises(InputError, match=f"^doc_stride={stride}: windows would skip tokens"):
-        check_stride(12, stride)
+        windows_of([Passage("a")], 12, stride)

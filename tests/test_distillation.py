@@ -28,6 +28,7 @@ from bertjax.tasks import registry
 from bertjax.training.initialization import open_recorded
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.question_answering.answer_spans import ENDS_WORD, STARTS_WORD
 
 TINY = BertConfig(
     100, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, num_labels=3, dtype="float32",
@@ -68,6 +69,8 @@ def draw_batch(objective: DistillationObjective) -> dict[str, jax.Array]:
     positions = np.arange(32) % 16
     for name, values in (("example_ids", examples), ("position_ids", positions)):
         batch[name] = jnp.broadcast_to(jnp.asarray(values, jnp.int32), (8, 32))
+    if "span_boundaries" in batch:  # each token is a word
+        batch["span_boundaries"] *= STARTS_WORD | ENDS_WORD
     return batch | {"input_ids": jnp.asarray(ids * (examples > 0), jnp.int32)}
 
 

@@ -60,9 +60,7 @@ def test_requests_compile_nothing(served, method: str, compilations) -> None:
     for count in (1, 2, 3, 5, 8):
         inputs: list[Any] = []
         for _ in range(count):
-            inputs.append(
-                f"{text()} [MASK]" if method in ("fill_mask", "tag", "classify") else None
-            )
+            inputs.append(f"{text()} [MASK]")
             if method == "answer":
                 inputs[-1] = {"question": "ba", "context": text()}
             if method == "choose":
@@ -81,6 +79,7 @@ JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 KEYS = ["text", "text_pair", "words", "question", "context", "choices", "id", "sent1", "ending0"]
+KEYS += ["num_answers", "do_sample", "seed"]
 
 
 @pytest.mark.slow

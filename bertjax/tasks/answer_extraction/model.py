@@ -92,8 +92,8 @@ def valid_spans(batch: Batch) -> Array:
     example_ids, boundaries = batch["example_ids"], batch["span_boundaries"]
     last_ids = jnp.stack(_shifts(example_ids), axis=-1)
     last_bits = jnp.stack(_shifts(boundaries), axis=-1)
-    starts = (boundaries & STARTS_WORD) > 0
-    return starts[..., None] & ((last_bits & ENDS_WORD) > 0) & (last_ids == example_ids[..., None])
+    starts = (boundaries & STARTS_WORD > 0) & (example_ids > 0)
+    return starts[..., None] & (last_bits & ENDS_WORD > 0) & (last_ids == example_ids[..., None])
 
 
 def span_sums(logits: Array, batch: Batch, *, name: str) -> Sums:

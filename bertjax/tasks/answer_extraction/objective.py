@@ -12,7 +12,6 @@ from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.question_answering.answer_spans import (
     MAX_ANSWER_LENGTH,
-    check_stride,
     span_targets,
 )
 
@@ -27,7 +26,6 @@ class AnswerExtractionObjective(FinetuningObjective):
         scorer = config.data["scorer"]
         if scorer not in SCORERS:
             raise InputError(f"data.scorer={scorer!r}: unknown. Use {' or '.join(SCORERS)}.")
-        check_stride(config.max_seq_length, config.data["doc_stride"])
         self.heads = (SCORERS[scorer],)
         self.eval_outputs = (f"{SCORERS[scorer]}_logits",)
 

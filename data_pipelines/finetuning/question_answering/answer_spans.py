@@ -103,16 +103,6 @@ def group_answers(questions: Sequence[Question]) -> tuple[list[Passage], int]:
     return [Passage(text, tuple(answers)) for text, answers in passages.items()], num_missing
 
 
-def check_stride(max_seq_length: int, doc_stride: int) -> None:
-    """Raise InputError if windows would skip tokens."""
-    room = max_seq_length - _NUM_SPECIAL_TOKENS
-    if not 0 < doc_stride <= room:
-        raise InputError(
-            f"doc_stride={doc_stride}: windows would skip tokens. It must be at least 1 and at "
-            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {room}. Change one of them."
-        )
-
-
 def make_span_windows(
     passages: Sequence[Passage],
     tokenizer: Tokenizer,
@@ -128,8 +118,16 @@ def make_span_windows(
       max_seq_length: maximal tokens of a window.
       doc_stride: passage tokens from the start of a window to the start of the next one.
       cache: the tokenized passages.
+
+    Raises:
+      InputError: windows would skip tokens.
     """
     room = max_seq_length - _NUM_SPECIAL_TOKENS
+    if not 0 < doc_stride <= room:
+        raise InputError(
+            f"doc_stride={doc_stride}: windows would skip tokens. It must be at least 1 and at "
+            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {room}. Change one of them."
+        )
     parts: list[np.ndarray] = []  # int32 [3, tokens]: ids, boundaries, answer lengths
     rows: list[tuple[int, int, int]] = []
     num_long = 0
