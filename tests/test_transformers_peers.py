@@ -68,8 +68,8 @@ def outputs(model: NumpyModel, ids: list[int]) -> dict[str, np.ndarray]:
     hidden = Encoder(model.config).apply(
         {"params": params["encoder"]}, *batch.values(), deterministic=True
     )
-    if "question_answering" in params:
-        logits = linear("question_answering", hidden)
+    for head in {"question_answering", "answer_boundaries"} & params.keys():
+        logits = linear(head, hidden)
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
     if "token_classification" in params:
         return {"logits": linear("token_classification", hidden)}
@@ -103,6 +103,7 @@ def run_peer(python: str, *cases: tuple) -> list[dict]:
         ("BertForPreTraining", ("pooler", "mlm", "nsp"), "bert-base-uncased-vocab.txt"),
         ("BertForMaskedLM", ("mlm",), "bert-base-cased-vocab.txt"),
         ("BertForQuestionAnswering", ("question_answering",), "bert-base-uncased-vocab.txt"),
+        ("BertForQuestionAnswering", ("answer_boundaries",), "bert-base-uncased-vocab.txt"),
         ("AutoModel", ("pooler",), "bert-base-cased-vocab.txt"),
     ],
 )
