@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        23,
+        24,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
@@ -50,7 +50,7 @@ RUNNERS = [
 REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
     (r"(train|sweep|preflight|inspect|predict) (.*--config [\w.]+):", r"\1 \2:smoke,"),
-    (r"(bench\.(?:finetuning_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
+    (r"(bench\.(?:finetuning_peer|distillation_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
     (r"model=(mini|small|base|large)", "model=tiny"),
     (r"--input builtin", "--input 'text/*.txt'"),
     (r"--size 2-128", "--size tiny"),
@@ -104,6 +104,8 @@ EXTRA_OPTIONS = {
     "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --batch 2",
     "bench.preflight_table": "--models tiny --topologies h100:1 --workers 1",
     "bench.train_step": "--steps 1",
+    "bench.distillation_step": "--tasks sequence_classification --losses logits --teacher-layers 1 "
+    "--student-layers 1 --hidden-size 32 --max-seq-length 16 --batch-size 2",
     "bench.sweep_speed": "--seeds 1",
     "bench.inference.squad": "--rounds 1 --questions 4",
     "students": "--set steps=4 --set batch_size=8 --set max_seq_length=32",

@@ -2,11 +2,17 @@
 
     python -m experiments.bench.distillation_step [--topology v5e:2x2] [--losses relations]
 
-Classification of full sequences of random tokens in float32, with dropout 0.1 and AdamW. The
-teacher learns nothing, so a step should cost its prediction more than the step without it, and
-nothing else. All programs take turns in one process. Figures are processor time, the minimum over
-the rounds, which other programs of the machine disturb least. With --topology they are cycles that
-the TPU compiler estimates, in bfloat16, as in `bertjax preflight`.
+Full sequences of random tokens in float32, with dropout 0.1 and AdamW. The teacher learns nothing,
+so a step should cost its prediction more than the step without it, and nothing else. All programs
+of a task take turns in one process. Figures are processor time, the minimum over the rounds, which
+other programs of the machine disturb least. With --topology they are cycles that the TPU compiler
+estimates, in bfloat16, as in `bertjax preflight`.
+
+In sequence classification the head reads one position, and the prediction and the step without
+distillation compute the last block there only. A loss of its hidden states needs it at all
+positions of both models. Of 6 and 3 blocks, with two passes backward for one forward, this alone
+is a ratio of about (6 + 9) / (5.25 + 6.75) = 1.25. In token classification all programs compute
+all positions, so the ratio is that of the losses.
 """
 
 import argparse
@@ -20,6 +26,7 @@ import numpy as np
 from experiments.bench import harness
 
 FIRST_TOKEN_ID, NUM_LABELS = 1000, 3
+TASKS = {"token_classification": "token_labels", "sequence_classification": "labels"}
 LOSSES: dict[str, dict[str, Any]] = {  # beside those of labels
     "logits": {},
     "hidden_states": {"hidden_weight": 1.0},
@@ -28,7 +35,7 @@ LOSSES: dict[str, dict[str, Any]] = {  # beside those of labels
 TEACHER, STUDENT, DISTILLATION = "teacher's prediction", "student's step", "distillation step"
 
 
-def make_config(args: argparse.Namespace, layers: int, num_devices: int) -> Any:
+def make_config(args: argparse.Namespace, task: str, layers: int, num_devices: int) -> Any:
     """Return the resolved configuration of a run with a model of this many layers."""
     fields = {
         **dict.fromkeys(("steps", "eval_every", "checkpoint_every"), 1000),
@@ -42,31 +49,38 @@ def make_config(args: argparse.Namespace, layers: int, num_devices: int) -> Any:
         "model.num_labels": NUM_LABELS,
         "model.dtype": "bfloat16" if args.topology else "float32",
     }
-    return harness.load("sequence_classification", fields).resolve(None)
+    return harness.load(task, fields).resolve(None)
 
 
-def make_batch(shapes: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]:
-    """Return full sequences of random tokens, one labeled example each, in these shapes."""
+def make_batch(shapes: Mapping[str, Any], vocab_size: int, target: str) -> dict[str, np.ndarray]:
+    """Return full sequences of random tokens, one labeled example each, in these shapes.
+
+    Args:
+      shapes: shapes of the batch's arrays by name.
+      vocab_size: upper bound of token ids.
+      target: name of the labels.
+    """
     draw = np.random.Generator(np.random.Philox(key=0)).integers
     batch = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
     tokens = batch["input_ids"].shape
     batch["input_ids"][:] = draw(FIRST_TOKEN_ID, vocab_size, tokens)
     batch["example_ids"][:] = 1
     batch["position_ids"][:] = np.arange(tokens[1])
-    batch["labels"][:] = draw(0, NUM_LABELS, batch["labels"].shape)
-    batch["labels_weights"][:] = 1
+    batch[target][:] = draw(0, NUM_LABELS, batch[target].shape)
+    batch[f"{target}_weights"][:] = 1
     return batch
 
 
 class Programs:
-    """The compiled programs of one model size.
+    """The compiled programs of one task.
 
     Args:
       args: the arguments.
+      task: one of `TASKS`.
       devices: devices to compile for.
     """
 
-    def __init__(self, args: argparse.Namespace, devices: Any) -> None:
+    def __init__(self, args: argparse.Namespace, task: str, devices: Any) -> None:
         import jax
 
         from bertjax.config.distill_config import DistillConfig
@@ -74,8 +88,8 @@ class Programs:
         from bertjax.steps.step_functions import StepFunctions
         from bertjax.tasks import registry
 
-        teacher = make_config(args, args.teacher_layers, len(devices))
-        student = make_config(args, args.student_layers, len(devices))
+        teacher = make_config(args, task, args.teacher_layers, len(devices))
+        student = make_config(args, task, args.student_layers, len(devices))
         objective = registry.make_objective(teacher)
         shapes = objective.batch_shapes(teacher.batch_size)
         functions = {TEACHER: StepFunctions(teacher, objective, devices)}
@@ -95,14 +109,14 @@ class Programs:
         for name, step_functions in functions.items():
             if name != TEACHER:
                 self.compiled[name] = step_functions.compile_train_step()
-        self._functions, self._shapes = functions, shapes
-        self._vocab_size = teacher.model.vocab_size
+        self._functions = functions
+        self._batch_args = shapes, teacher.model.vocab_size, TASKS[task]
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Return functions that run each program once and wait for its end."""
         import jax
 
-        batch = make_batch(self._shapes, self._vocab_size)
+        batch = make_batch(*self._batch_args)
         return {name: self._call(name, batch, jax) for name in self.compiled}
 
     def _call(self, name: str, batch: Mapping[str, np.ndarray], jax: Any) -> Callable[[], object]:
@@ -147,10 +161,13 @@ def estimate_cycles(programs: Programs, topology: Any) -> dict[str, float]:
     return cycles
 
 
-def format_lines(costs: Mapping[str, float], unit: str) -> list[str]:
-    """Return a line for each program; distillation steps have their ratio to the sum of the two."""
+def format_lines(task: str, costs: Mapping[str, float], unit: str) -> list[str]:
+    """Return a title and a line for each program.
+
+    Distillation steps have their ratio to the teacher's prediction and the student's step.
+    """
     base = costs[TEACHER] + costs[STUDENT]
-    lines = [f"{'':40}{unit:>16}{'ratio':>8}"]
+    lines = [f"{task:40}{unit:>16}{'ratio':>8}"]
     for name, cost in costs.items():
         ratio = f"{cost / base:8.2f}" if name.startswith(DISTILLATION) else ""
         lines.append(f"{name:40}{cost:16.4g}{ratio}")
@@ -162,6 +179,7 @@ def main() -> None:
     parser.add_argument(
         "--topology", default="", help="such as v5e:2x2, with the sequences on each chip (this CPU)"
     )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=[*LOSSES])
     parser.add_argument("--teacher-layers", type=int, default=6)
     parser.add_argument("--student-layers", type=int, default=3)
@@ -172,25 +190,30 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1)
     args = parser.parse_args()
     harness.limit_cores(args.cores)
+    topology = None
     if args.topology:
         from bertjax.cli import jax_setup
         from bertjax.preflight.topology import Topology
 
         jax_setup.choose_platforms(compiles_only=True)
         topology = Topology(args.topology)
-        programs = Programs(args, topology.devices())
-        costs, unit = estimate_cycles(programs, topology), "cycles"
     else:
         harness.choose_platforms()
-        import jax
-
-        programs = Programs(args, jax.devices()[:1])
-        costs, unit = measure_seconds(programs.calls(), args.rounds), "CPU seconds"
     print(
         f"Teacher {args.teacher_layers} x {args.hidden_size}, student {args.student_layers} x "
         f"{args.hidden_size}, {args.batch_size} sequences of {args.max_seq_length} tokens"
     )
-    print("\n".join(format_lines(costs, unit)))
+    for task in args.tasks:
+        if topology:
+            programs = Programs(args, task, topology.devices())
+            lines = format_lines(task, estimate_cycles(programs, topology), "cycles")
+        else:
+            import jax
+
+            programs = Programs(args, task, jax.devices()[:1])
+            costs = measure_seconds(programs.calls(), args.rounds)
+            lines = format_lines(task, costs, "CPU seconds")
+        print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":
