@@ -12,12 +12,13 @@ data     directory of train.jsonl and dev.jsonl, or of CSV, TSV or Parquet, with
          and target (docs/data-formats.md); or tfds:NAME
 train_file, eval_file  names of other files in it
 source, target  names of other columns
-decoder  prefix: the encoder itself, or cross_attention: a second stack of blocks
+decoder  prefix or masked_prefix: the encoder itself, or cross_attention: a second stack of blocks
 smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 
 prefix is UniLM's decoder (Dong et al. 2019): the encoder's own attention, with a mask in which a
 target token sees the source and the target so far. Lengths, batch size and learning rate are those
 of its fine-tuning code s2s-ft for questions: 464 tokens of source, 48 of target, 64 pairs, 7e-5.
+masked_prefix has the same mask and predicts target tokens at [MASK], as s2s-ft does.
 cross_attention is BERT2BERT (Rothe et al. 2020): a decoder initialized from the parameters of the
 same BERT and random cross-attention to the source.
 """

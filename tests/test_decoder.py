@@ -19,7 +19,7 @@ from bertjax.model.decoder.sampling import truncate
 from bertjax.tasks.generation.sources import SourceBatches
 from data_pipelines.errors import InputError
 
-VOCAB, PADDED_VOCAB, SEP, MAX_NEW = 30, 32, 3, 9
+VOCAB, PADDED_VOCAB, SEP, MASK, MAX_NEW = 30, 32, 3, 1, 9
 CONFIG = BertConfig(
     vocab_size=PADDED_VOCAB,
     num_hidden_layers=2,
@@ -30,6 +30,7 @@ CONFIG = BertConfig(
 )
 CONFIGS = {
     "prefix": dataclasses.replace(CONFIG, decoder="prefix"),
+    "masked_prefix": dataclasses.replace(CONFIG, decoder="masked_prefix"),
     "causal": dataclasses.replace(CONFIG, causal=True),
     "cross_attention": dataclasses.replace(CONFIG, decoder="cross_attention"),
 }
@@ -57,6 +58,8 @@ def forward(kind: str) -> Any:
 def log_probs_after(kind: str, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
     """Return the log-probabilities of the next token, by the whole model on one padded sequence."""
     ids, length = [*source, *target], 40
+    if kind == "masked_prefix":
+        ids.append(MASK)
     tokens = np.arange(length) < len(ids)
     batch = {
         "input_ids": np.pad(np.array(ids, np.int32), (0, length - len(ids)))[None],
@@ -65,8 +68,8 @@ def log_probs_after(kind: str, source: Sequence[int], target: Sequence[int]) -> 
         "position_ids": np.where(tokens, np.arange(length), 0)[None].astype(np.int32),
         "masked_lm_positions": np.zeros((1, MAX_NEW), np.int32),
     }
-    num_slots = len(target) + 1  # from the last token of the source on
-    batch["masked_lm_positions"][0, :num_slots] = np.arange(len(source) - 1, len(ids))
+    num_slots = len(target) + 1  # to the last token
+    batch["masked_lm_positions"][0, :num_slots] = np.arange(len(ids) - num_slots, len(ids))
     if kind == "causal":
         batch["token_type_ids"] = np.zeros_like(batch["token_type_ids"])
     return np.asarray(forward(kind)(batch)[len(target)], np.float64)
@@ -146,7 +149,7 @@ def decode(kind: str, sources: Sequence[np.ndarray], **options: Any) -> list[lis
     results: list[Any] = [None] * len(sources)
     numbers = iter(batches.order)
     for batch in batches:
-        outputs = program(kind, batches.decoding(VOCAB, SEP))(batch)
+        outputs = program(kind, batches.decoding(VOCAB, SEP, MASK))(batch)
         ids, lengths, scores = (
             np.asarray(outputs[f"target_{name}"]) for name in ("ids", "lengths", "scores")
         )

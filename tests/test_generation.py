@@ -30,7 +30,7 @@ from bertjax.tasks.generation.sources import SourceBatches
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.generation import (
+from data_pipelines.finetuning.generation.pairs import (
     GenerationDataset,
     dataset_from_rows,
     encode_pairs,
@@ -144,6 +144,11 @@ def objective_of(folder: pathlib.Path, **overrides: Any) -> GenerationObjective:
             "data.max_target_length=30: leaves no space for a source",
         ),
         ({"data__label_smoothing": 1.0}, r"data.label_smoothing=1.0: not in \[0, 1\)"),
+        (
+            {"data__mlm_probability": 0.0, "model__decoder": "masked_prefix"},
+            r"data.mlm_probability=0.0: not in \(0, 1\]",
+        ),
+        ({"data__mlm_probability": 0.5}, "data.mlm_probability=0.5: model.decoder=prefix masks no"),
     ],
 )
 def test_objective_rejects_what_it_cannot_learn(folder, overrides, message: str) -> None:
@@ -156,6 +161,12 @@ def test_objective_rejects_smoothed_labels_with_a_teacher(folder, field: str) ->
     config = toy_tasks.configuration("generation", folder, data__label_smoothing=0.1)
     with pytest.raises(InputError, match=r"^data\.label_smoothing=0\.1: the teacher of section"):
         GenerationObjective(dataclasses.replace(config, distill=DistillConfig(**{field: "x"})))
+
+
+def test_stored_logits_do_not_fit_masked_targets(folder) -> None:
+    objective_of(folder).check_inputs_repeat()
+    with pytest.raises(InputError, match=r"^model\.decoder='masked_prefix': each step masks other"):
+        objective_of(folder, model__decoder="masked_prefix").check_inputs_repeat()
 
 
 def test_truncated_pairs_are_logged(folder, caplog) -> None:
@@ -219,11 +230,12 @@ def test_preflight_reports_generated_tokens(folder) -> None:
     assert larger and larger.hbm_bytes > report.prediction.hbm_bytes
 
 
-def test_export_keeps_the_decoder_and_its_task(tmp_path) -> None:
-    config = dataclasses.replace(model_files.CONFIG, decoder="prefix")
+@pytest.mark.parametrize("decoder", ["prefix", "masked_prefix"])
+def test_export_keeps_the_decoder_and_its_task(tmp_path, decoder: str) -> None:
+    config = dataclasses.replace(model_files.CONFIG, decoder=decoder)
     model = draw_model(config, model_files.TOKENIZER, "pooler", "mlm")
     opened = read_model(model_files.write_hf(model, tmp_path / "hf"))
-    assert opened.config.decoder == "prefix" and opened.head.architecture == "BertForMaskedLM"
+    assert opened.config.decoder == decoder and opened.head.architecture == "BertForMaskedLM"
     inferred = registry.infer_config(opened)
     assert (inferred.task, inferred.max_seq_length) == ("generation", 32)
     assert GenerationObjective(inferred).max_target_length == 16
@@ -232,7 +244,7 @@ def test_export_keeps_the_decoder_and_its_task(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["prefix", "cross_attention"])
+@pytest.mark.parametrize("decoder", ["prefix", "masked_prefix", "cross_attention"])
 def test_training_resumes_exactly_and_does_not_depend_on_the_mesh(
     decoder: str, folder, tmp_path, monkeypatch
 ) -> None:

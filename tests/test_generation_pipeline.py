@@ -21,6 +21,7 @@ from data_pipelines.errors import InputError
 TEXT = "ba do ki"
 KINDS = {
     "prefix": {"decoder": "prefix"},
+    "masked_prefix": {"decoder": "masked_prefix"},
     "cross_attention": {"decoder": "cross_attention"},
     "causal": {"causal": True},
 }

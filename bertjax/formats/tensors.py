@@ -27,7 +27,10 @@ _MLM_HEADS = {
         pipeline_tag="text-generation",
         auto_class="AutoModelForCausalLM",
     ),
-    "prefix": dataclasses.replace(HEADS["mlm"], pipeline_tag="text-generation"),
+    **dict.fromkeys(
+        ("prefix", "masked_prefix"),
+        dataclasses.replace(HEADS["mlm"], pipeline_tag="text-generation"),
+    ),
     "cross_attention": dataclasses.replace(
         HEADS["mlm"],
         architecture="EncoderDecoderModel",

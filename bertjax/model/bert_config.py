@@ -13,7 +13,7 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
-DECODERS = ("", "prefix", "cross_attention")
+DECODERS = ("", "prefix", "masked_prefix", "cross_attention")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
     **{"vocab_size": 10_000_000, "num_hidden_layers": 1_000, "hidden_size": 1 << 16},
@@ -76,8 +76,10 @@ class BertConfig:
     decoder: str = field(
         "",
         'decoder of a target text: "prefix" gives tokens of type 0 (the source) bidirectional and '
-        'those of type 1 (the target) causal attention; "cross_attention" adds blocks that read '
-        'the target so far and the vectors of the source; "" for none',
+        'those of type 1 (the target) causal attention; "masked_prefix" has the same attention and '
+        "predicts a target token at a [MASK] in its place, not at the token before it; "
+        '"cross_attention" adds blocks that read the target so far and the vectors of the source; '
+        '"" for none',
     )
     feature_layers: str = field(
         "",
@@ -167,9 +169,14 @@ class BertConfig:
         return self.decoder == "cross_attention"
 
     @property
+    def predicts_masks(self) -> bool:
+        """True if a target token is predicted at a [MASK] in its place, as in UniLM."""
+        return self.decoder == "masked_prefix"
+
+    @property
     def mask_kind(self) -> MaskKind:
         """Mask of the encoder's attention, as in `bertjax.model.attention.dispatch.attention`."""
-        if self.decoder == "prefix":
+        if self.decoder in ("prefix", "masked_prefix"):
             return "prefix"
         return "causal" if self.causal else "bidirectional"
 

@@ -128,7 +128,8 @@ class Objective(abc.ABC):
         hypotheses = batch_size * max(options.num_beams, options.num_return_sequences)
         sources = forward_flops(model, batch_size, self.config.max_seq_length, 1)
         count = options.max_new_tokens
-        return sources + forward_flops(model, hypotheses, count, count)
+        computed = 2 * count if model.predicts_masks else count  # tokens, and their [MASK]
+        return sources + forward_flops(model, hypotheses, computed, count)
 
     @property
     def eval_batch_size(self) -> int:

@@ -23,6 +23,7 @@ from bertjax.tasks.task import EvalSet, Task, bucket_size, shapes_of_batch
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
+    PackedLayout,
     PackedShape,
     build_batch,
     empty_batch,
@@ -254,10 +255,14 @@ class FinetuningTask(Task):
         """Return packed batches in the order of the seed."""
         steps = itertools.count(start) if stop is None else range(start, stop)
         batches = (
-            process_batch(self._batches.batch(step), self.num_processes, self.process_id)
+            process_batch(self.train_batch(step), self.num_processes, self.process_id)
             for step in steps
         )
         return self.with_logits(batches)
+
+    def train_batch(self, step: int) -> HostBatch:
+        """Return the batch of a step for all processes; override it to change batches."""
+        return self._batches.batch(step)
 
 
 class PackedEvalSet:
@@ -292,10 +297,12 @@ class PackedEvalSet:
     def batches(self) -> Iterator[HostBatch]:
         """Yield this process's sequences of each batch."""
         for layout in self._layout:
-            batch = build_batch(
-                self._examples, layout, self._batch_size or layout.num_sequences, self._shape
-            )
-            yield process_batch(batch, self._num_processes, self._process_id)
+            yield process_batch(self.build_batch(layout), self._num_processes, self._process_id)
+
+    def build_batch(self, layout: PackedLayout) -> HostBatch:
+        """Return the batch of a layout for all processes; override it to change batches."""
+        size = self._batch_size or layout.num_sequences
+        return build_batch(self._examples, layout, size, self._shape)
 
     def unpack_outputs(
         self, outputs: Iterable[Outputs], name: str, level: Literal["example", "token"]

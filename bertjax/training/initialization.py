@@ -195,7 +195,11 @@ class PretrainedModel:
         """
         check_architecture(self.path, self.bert_config, model)
         saved = self.bert_config
-        if "mlm" in params and saved.has_cross_attention != model.has_cross_attention:
+        # With a mask alone a decoder has the parameters of a BERT without one.
+        has_both = bool(saved.decoder and model.decoder)
+        has_cross_attention = saved.has_cross_attention or model.has_cross_attention
+        differs = saved.decoder != model.decoder and (has_both or has_cross_attention)
+        if "mlm" in params and differs:
             raise InputError(
                 f"model.decoder={model.decoder!r}: the model at {self.path} has "
                 f"decoder={saved.decoder!r}. Set model.decoder={saved.decoder!r}."

@@ -25,11 +25,12 @@ from bertjax.model.decoder.cache import (
     split_heads,
 )
 from bertjax.model.decoder.cross_attention import source_inputs
+from bertjax.model.decoder.options import Decoding
 from bertjax.model.encoder import ENCODER_INPUTS, Encoder, FeedForward, LayerNorm
 
 
 def start(
-    config: BertConfig, params: Any, batch: Mapping[str, Array], num_tokens: int
+    config: BertConfig, params: Any, batch: Mapping[str, Array], decoding: Decoding
 ) -> tuple[Array, Cache, Step]:
     """Compute the sources; see `bertjax.model.decoder.generation.generate`.
 
@@ -37,7 +38,7 @@ def start(
       config: shape of encoder and decoder.
       params: parameters of the encoder, the decoder and the masked LM head.
       batch: the batch.
-      num_tokens: tokens for which the cache has space.
+      decoding: constants of the program; the cache has space for `max_new_tokens`.
 
     Returns:
       Logits of the first target token of each source, float32 [B, 1, V]; the cache of one
@@ -70,9 +71,9 @@ def start(
     def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
         return decode(cache, tokens, index + 1)
 
-    cache = Cache(source, empty_target(config, len(where), num_tokens))
+    target = empty_target(config, len(where), decoding.options.max_new_tokens)
     start_tokens = batch["input_ids"].reshape(-1)[where[:, :1]]  # [CLS] of each source
-    logits, cache = decode(cache, start_tokens, 0)
+    logits, cache = decode(Cache(source, target), start_tokens, 0)
     return logits, cache, step
 
 

@@ -34,7 +34,7 @@ def generate(
     """
     options = decoding.options
     start = (cross_decoding if config.has_cross_attention else self_attention).start
-    logits, cache, step = start(config, params, batch, options.max_new_tokens)
+    logits, cache, step = start(config, params, batch, decoding)
     inputs = logits, cache, step, batch["source_limits"]
     if options.num_beams > 1:
         generated = beam_search(*inputs, decoding)

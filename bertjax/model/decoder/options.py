@@ -113,8 +113,10 @@ class Decoding(NamedTuple):
       options: search or sampling; `max_new_tokens` is set.
       num_tokens: tokens of the vocabulary; logits may have further ones for padding.
       sep_id: token that ends a target.
+      mask_id: token that stands for the next one with `decoder=masked_prefix`.
     """
 
     options: DecodingOptions
     num_tokens: int
     sep_id: int
+    mask_id: int = 0

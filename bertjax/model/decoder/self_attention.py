@@ -1,7 +1,8 @@
 """Incremental decoding with the encoder's own attention, for `decoder=prefix` and `causal`.
 
 Target tokens are tokens of the encoder. The first pass over the sources is the model's own, packed.
-Then each step computes one token of each hypothesis.
+Then each step computes one token of each hypothesis. With `decoder=masked_prefix` it computes two,
+the last token and a [MASK] after it, at which the next token is predicted.
 """
 
 from collections.abc import Mapping
@@ -28,11 +29,12 @@ from bertjax.model.decoder.cache import (
     source_memory,
     split_heads,
 )
+from bertjax.model.decoder.options import Decoding
 from bertjax.model.encoder import FeedForward, LayerNorm
 
 
 def start(
-    config: BertConfig, params: Any, batch: Mapping[str, Array], num_tokens: int
+    config: BertConfig, params: Any, batch: Mapping[str, Array], decoding: Decoding
 ) -> tuple[Array, Cache, Step]:
     """Compute the sources; see `bertjax.model.decoder.generation.generate`.
 
@@ -40,7 +42,7 @@ def start(
       config: shape of an encoder whose mask is prefix or causal.
       params: parameters of the encoder and the masked LM head.
       batch: the batch.
-      num_tokens: tokens for which the cache has space.
+      decoding: constants of the program; the cache has space for `max_new_tokens`.
 
     Returns:
       Logits of the first target token of each source, float32 [B, 1, V]; the cache of one
@@ -68,14 +70,23 @@ def start(
     is_source = jnp.arange(where.shape[1]) < batch["source_lengths"][:, None]
     source = {"keys": project("key"), "values": project("value"), "is_token": is_source}
 
-    def step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
+    def step(cache: Cache, tokens: Array, index: Array | int) -> tuple[Array, Cache]:
         positions = jnp.broadcast_to((batch["source_lengths"] + index)[:, None], tokens.shape)
         # Hypotheses of long sources, complete by then, leave the table.
         positions = jnp.minimum(positions, config.max_position_embeddings - 1)
         types = jnp.full_like(tokens, int(config.mask_kind == "prefix"))
         return decode_tokens(config, stack, cache, tokens, types, positions, index)
 
-    return first_logits, Cache(source, empty_target(config, len(where), num_tokens)), step
+    def masked_step(cache: Cache, tokens: Array, index: Array) -> tuple[Array, Cache]:
+        _, cache = step(cache, tokens, index)
+        # The token that replaces the [MASK] overwrites its keys and values in the next step.
+        return step(cache, jnp.full_like(tokens, decoding.mask_id), index + 1)
+
+    cache = Cache(source, empty_target(config, len(where), decoding.options.max_new_tokens))
+    if not config.predicts_masks:
+        return first_logits, cache, step
+    masks = jnp.full((len(where), 1), decoding.mask_id, jnp.int32)
+    return *step(cache, masks, 0), masked_step
 
 
 def _block(

@@ -86,7 +86,8 @@ class TextGenerationPipeline(Pipeline[Context]):
         positions = self.config.model.max_position_embeddings
         limits = [min(options.max_new_tokens, positions - len(source)) for source in ids]
         sources = SourceBatches(ids, limits, self.max_input_tokens, options)
-        decoding = sources.decoding(len(self.tokenizer.tokens), self.tokenizer.sep_id)
+        tokenizer = self.tokenizer
+        decoding = sources.decoding(len(tokenizer.tokens), tokenizer.sep_id, tokenizer.mask_id)
         return sources, Context(texts, sources, decoding)
 
     def text_of(self, item: PredictInput) -> str:

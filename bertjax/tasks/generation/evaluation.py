@@ -10,10 +10,12 @@ from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.generation.objective import GenerationObjective
 from bertjax.tasks.generation.pipeline import GenerationPipeline
 from bertjax.tasks.generation.text_scores import bleu, check_bleu, rouge_l
-from bertjax.tasks.pipeline import Outputs, PredictInput, RunFunction
+from bertjax.tasks.pipeline import HostBatch, Outputs, PredictInput, RunFunction
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.finetuning.examples import Examples
-from data_pipelines.finetuning.generation import GenerationDataset, encode_pairs
+from data_pipelines.finetuning.generation.masked_targets import cut_targets, mask_last_tokens
+from data_pipelines.finetuning.generation.pairs import GenerationDataset, encode_pairs
+from data_pipelines.finetuning.packed_examples import PackedLayout
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 TEXT_SCORES = ("bleu", "rouge_l")
@@ -52,12 +54,23 @@ class GenerationEvalSet(PackedEvalSet):
         if self.num_generated:
             check_bleu(f"data.num_generated={wanted}")
         examples = encode_dataset(name, data, tokenizer, objective)
+        self._weights: np.ndarray | None = None  # of masked targets
+        if objective.config.model.predicts_masks:
+            examples, self._weights = cut_targets(examples)
         super().__init__(examples, objective.sequence_shape, *packing)
 
     @property
     def score_names(self) -> Collection[str]:
         """Names of the scores."""
         return "mlm_accuracy", "mlm_perplexity", *(TEXT_SCORES if self.num_generated else ())
+
+    def build_batch(self, layout: PackedLayout) -> HostBatch:
+        """Return the batch of a layout; with masked targets one [MASK] ends each of them."""
+        batch = super().build_batch(layout)
+        if self._weights is None:
+            return batch
+        mask_id = self._pipeline.tokenizer.mask_id
+        return mask_last_tokens(batch, layout, self._examples, self._weights, mask_id)
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the share of target tokens that are most probable, and their perplexity."""

@@ -15,6 +15,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.packed_examples import PackedShape
 
+MLM_PROBABILITY = 0.7  # of UniLM's fine-tuning for questions
 _MIN_SOURCE_LENGTH = 3  # [CLS], a token, [SEP]
 _MIN_TARGET_LENGTH = 2  # a token, [SEP]
 
@@ -23,10 +24,10 @@ class GenerationObjective(FinetuningObjective):
     """Encoder with a decoder and the masked LM head.
 
     The decoder is the encoder itself, with a mask (Dong et al. 2019), or one with cross-attention
-    (Rothe et al. 2020).
+    (Rothe et al. 2020). With `decoder=masked_prefix` batches have masked targets.
     """
 
-    DECODERS: ClassVar[tuple[str, ...]] = ("prefix", "cross_attention")
+    DECODERS: ClassVar[tuple[str, ...]] = ("prefix", "masked_prefix", "cross_attention")
     heads = ("mlm",)
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
@@ -34,7 +35,7 @@ class GenerationObjective(FinetuningObjective):
         if not model.decoder:
             raise InputError(
                 "model.decoder='': each target token would see the next one, which it predicts. "
-                "Set model.decoder=prefix or cross_attention."
+                "Set model.decoder=prefix, masked_prefix or cross_attention."
             )
         super().__init__(config, batch_size_multiple)
         if model.bilstm:
@@ -53,6 +54,13 @@ class GenerationObjective(FinetuningObjective):
                 f"data.max_target_length={self.max_target_length}: leaves no space for a source in "
                 f"max_seq_length={config.max_seq_length}. Reduce it, or raise max_seq_length."
             )
+        if not 0 < (probability := config.data["mlm_probability"]) <= 1:
+            raise InputError(f"data.mlm_probability={probability}: not in (0, 1]. Use 0.7.")
+        if probability != MLM_PROBABILITY and not model.predicts_masks:
+            raise InputError(
+                f"data.mlm_probability={probability}: model.decoder={model.decoder} masks no "
+                "targets. Remove it, or set model.decoder=masked_prefix."
+            )
         if (num_generated := config.data["num_generated"]) < -1:
             raise InputError(
                 f"data.num_generated={num_generated}: no number of sources. Use -1 for all, or 0 "
@@ -64,6 +72,14 @@ class GenerationObjective(FinetuningObjective):
             raise InputError(
                 f"data.label_smoothing={smoothing}: the teacher of section distill smooths the "
                 "labels already. Set 0."
+            )
+
+    def check_inputs_repeat(self) -> None:
+        """Raise InputError if targets are masked."""
+        if self.config.model.predicts_masks:
+            raise InputError(
+                "model.decoder='masked_prefix': each step masks other tokens, so that no two "
+                "epochs have the same inputs, which stored logits belong to. Use distill.teacher."
             )
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 from bertjax.tasks.generation.continuation import TextGenerationPipeline
 from bertjax.tasks.generation.objective import GenerationObjective
 from bertjax.tasks.pipeline import Content, Pipeline, PredictInput, text_block
-from data_pipelines.finetuning.generation import encode_source
+from data_pipelines.finetuning.generation.pairs import encode_source
 from data_pipelines.finetuning.table import TableRow
 
 

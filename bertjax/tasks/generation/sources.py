@@ -51,14 +51,16 @@ class SourceBatches:
             largest = length
         self.order = [number for part in self._parts for number in part]
 
-    def decoding(self, num_tokens: int, sep_id: int) -> Decoding:
+    def decoding(self, num_tokens: int, sep_id: int, mask_id: int = 0) -> Decoding:
         """Return the constants of the program for these batches, the same for all seeds.
 
         Args:
           num_tokens: tokens of the vocabulary.
           sep_id: token that ends a target.
+          mask_id: token that `decoder=masked_prefix` predicts the next one at.
         """
-        return Decoding(dataclasses.replace(self._options, seed=0), num_tokens, sep_id)
+        options = dataclasses.replace(self._options, seed=0)
+        return Decoding(options, num_tokens, sep_id, mask_id)
 
     def __iter__(self) -> Iterator[HostBatch]:
         """Yield the batches."""

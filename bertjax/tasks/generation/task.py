@@ -8,12 +8,13 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
 from bertjax.tasks.generation.evaluation import TEXT_SCORES, GenerationEvalSet, encode_dataset
-from bertjax.tasks.generation.objective import GenerationObjective
+from bertjax.tasks.generation.objective import MLM_PROBABILITY, GenerationObjective
 from bertjax.tasks.generation.pipeline import GenerationPipeline
 from bertjax.tasks.pipeline import HostBatch
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.examples import Examples
-from data_pipelines.finetuning.generation import GenerationDataset, dataset_from_rows
+from data_pipelines.finetuning.generation.masked_targets import mask_targets
+from data_pipelines.finetuning.generation.pairs import GenerationDataset, dataset_from_rows
 from data_pipelines.finetuning.table import read_table, read_tfds_table
 from data_pipelines.text.tfds import TFDS
 
@@ -36,6 +37,11 @@ class GenerationTask(FinetuningTask):
         ),
         "label_smoothing": field(
             0.0, "share of each label that the training loss divides among all tokens, in [0, 1)"
+        ),
+        "mlm_probability": field(
+            MLM_PROBABILITY,
+            "fraction of the tokens of each target that are masked and predicted in a training "
+            "step with `decoder=masked_prefix`, in (0, 1]",
         ),
         "num_generated": field(
             0,
@@ -60,6 +66,14 @@ class GenerationTask(FinetuningTask):
     def encode(self, name: str, data: GenerationDataset) -> Examples:
         """Return the pairs as examples."""
         return encode_dataset(name, data, self.tokenizer, self.objective)
+
+    def train_batch(self, step: int) -> HostBatch:
+        """Return the batch of a step, with masked targets if the model predicts them."""
+        batch, config = super().train_batch(step), self.config
+        if not config.model.predicts_masks:
+            return batch
+        probability, seed = config.data["mlm_probability"], config.data_order_seed
+        return mask_targets(batch, probability, self.tokenizer, seed, step)
 
     def make_eval_set(self, name: str, data: GenerationDataset, *packing: Any) -> GenerationEvalSet:
         """Return an eval set of the pairs."""

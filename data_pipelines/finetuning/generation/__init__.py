@@ -1,0 +1,1 @@
+"""Pairs of a source and a target, and masked targets."""
