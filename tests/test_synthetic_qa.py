@@ -315,6 +315,14 @@ def test_command_rejects_squad(squad, tmp_path, monkeypatch, file, content, mess
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.parametrize("option", ["--workdir", "--squad"])
+def test_command_rejects_a_bucket(squad, option: str) -> None:
+    values = {"--workdir": "w", "--encoder": "e", "--squad": str(squad), "--text": "t"}
+    values[option] = "gs://bucket/directory"
+    with pytest.raises(InputError, match="gs://bucket/directory: not local"):
+        main([word for pair in values.items() for word in pair])
+
+
 def test_command_rejects_questions_that_all_have_answers(squad, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
     questions.write_squad(squad / "train-v2.0.json", make_rows())

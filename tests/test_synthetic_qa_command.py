@@ -23,35 +23,38 @@ from experiments.synthetic_qa.options import STAGE_NAMES
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def passage(first_words: str, number: int) -> tuple[str, list[dict]]:
-    """Return where four people live, and a question about each and about another."""
-    names, places = toy_squad.NAMES, toy_squad.PLACES
-    homes = [(name, places[(number // 4 + i) % 4]) for i, name in enumerate(names)]
-    homes = homes[number % 4 :] + homes[: number % 4]
-    text = " ".join(f"{first_words} {name.title()} lives in {p.title()}." for name, p in homes)
+def passage(letters: str, number: int) -> tuple[str, list[dict]]:
+    """Return two sentences of twenty words, and questions about the first and about neither."""
+    homes = [(toy_squad.NAMES[(number + i) % 4], toy_squad.PLACES[(number // 4 + i) % 4])
+             for i in range(2)]  # fmt: skip
+    text = " ".join(
+        f"In {' '.join(letters[:15])} {name.title()} lives in {place.title()}."
+        for name, place in homes
+    )
+    name, place = homes[0]
+    answer = {"text": place.title(), "answer_start": text.index(place.title())}
     qas = [
         {
-            "id": f"{number}-{name}",
-            "question": f"Where lives {name}?",
-            "answers": [{"text": place.title(), "answer_start": text.index(place.title())}],
-            "is_impossible": False,
+            "id": f"{number}-{asked}",
+            "question": f"Where lives {asked}?",
+            "answers": answers,
+            "is_impossible": not answers,
         }
-        for name, place in homes
+        for asked, answers in ((name, [answer]), ("x", []))
     ]
-    other = {"id": f"{number}-x", "question": "Where lives x?", "answers": []}
-    return text, [*qas, other | {"is_impossible": True}]
+    return text, qas
 
 
 def write_toys(folder: pathlib.Path) -> list[str]:
     """Write a model, questions and text; return the command for them without its workdir."""
-    for split, numbers in (("train", range(16)), ("dev", range(0, 16, 3))):
-        paragraphs = [dict(zip(("context", "qas"), passage("In x y a b c", i), strict=True))
+    for split, numbers in (("train", range(32)), ("dev", range(12))):
+        paragraphs = [dict(zip(("context", "qas"), passage("abcdefghijklmnopqrs", i), strict=True))
                       for i in numbers]  # fmt: skip
         # Articles, for two halves of the eval split.
         data = [{"title": str(i), "paragraphs": paragraphs[i::4]} for i in range(4)]
         content = {"version": "v2.0", "data": data}
         (folder / f"{split}-v2.0.json").write_text(json.dumps(content))
-    lines = [passage("In d e f g h", i)[0] for i in range(18)]
+    lines = [passage("srqponmlkjihgfedcba", i)[0] for i in range(18)]
     documents = ["\n".join(lines[i : i + 3]) for i in range(0, 18, 3)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
     config = BertConfig(len(toy_squad.TOKENIZER.tokens), 2, 64, 2, max_position_embeddings=192)

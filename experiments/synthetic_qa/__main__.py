@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 from experiments.synthetic_qa import readers, report, stages
 from experiments.synthetic_qa.options import DEFAULTS, READERS, STAGE_NAMES, Options
 
@@ -84,6 +85,17 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, str]]:
     return overrides
 
 
+def local_path(text: str) -> pathlib.Path:
+    """Return a path of the local file system, which processes may share.
+
+    Raises:
+      InputError: it is one of a bucket.
+    """
+    if is_remote(text):
+        raise InputError(f"{text}: not local. Name a directory that all processes mount.")
+    return pathlib.Path(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -91,9 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Options)}
     add = parser.add_argument
-    add("--workdir", required=True, type=pathlib.Path, metavar="DIR")
+    add("--workdir", required=True, metavar="DIR")
     add("--encoder", required=True, metavar="DIR", help="checkpoint or model directory of a BERT")
-    add("--squad", required=True, type=pathlib.Path, metavar="DIR", help="SQuAD 2.0")
+    add("--squad", required=True, metavar="DIR", help="SQuAD 2.0")
     add("--text", required=True, nargs="+", metavar="FILE", help="text with paragraphs")
     add("--stages", default=f"1-{len(STAGE_NAMES)}", metavar="FIRST-LAST", help="(%(default)s)")
     for flag, text in (
@@ -123,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = vars(make_parser().parse_args(argv))
     numbers, overrides = parse_stages(args.pop("stages")), parse_overrides(args.pop("set"))
     args |= {name: tuple(args[name]) for name in ("text", "readers")}
+    args |= {name: local_path(args[name]) for name in ("workdir", "squad")}
     options = Options(**args, overrides=overrides)
     options.check_inputs()
     options.check_settings()
