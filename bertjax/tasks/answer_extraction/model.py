@@ -30,16 +30,24 @@ MAX_WINDOWS_PER_SEQUENCE = 8
 
 
 class _PairScorer(nn.Module):
-    """The hidden layer of a span and its score."""
+    """The hidden layer and the score of the spans of one length, a step of a loop over lengths."""
 
     config: BertConfig
 
     @nn.compact
-    def __call__(self, starts: Array, ends: Array) -> Array:
-        """Return scores [B, T] from the parts of the first and the last token, [B, T, H] both."""
-        config = self.config
-        hidden = LayerNorm(config, name="norm")(ACTIVATIONS[config.hidden_act](starts + ends))
-        return Dense(config, 1, name="output")(hidden)[..., 0]
+    def __call__(self, carry: None, shift: Array, starts: Array, ends: Array) -> tuple[None, Array]:
+        """Return the scores [B, T] of the spans from each token to the one `shift` further on.
+
+        Args:
+          carry: nothing.
+          shift: int32 [].
+          starts: part of the hidden layer from the first token, [B, T, H].
+          ends: part from the last token, [B, T + L - 1, H].
+        """
+        config, length = self.config, starts.shape[1]
+        hidden = starts + jax.lax.dynamic_slice_in_dim(ends, shift, length, axis=1)
+        hidden = LayerNorm(config, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+        return None, Dense(config, 1, name="output")(hidden)[..., 0]
 
 
 class SpanScorer(nn.Module):
@@ -60,9 +68,16 @@ class SpanScorer(nn.Module):
         projected = Dense(config, 2 * hidden, name="transform")(x).astype(jnp.float32)
         starts, ends = jnp.split(projected, 2, axis=-1)
         # In float32, as the logits of question answering: in bfloat16 many spans would tie.
-        scorer = nn.remat(_PairScorer)(dataclasses.replace(config, dtype="float32"), name="scorer")
-        scores = [scorer(starts, shifted) for shifted in _shifts(ends)]
-        return jnp.stack(scores, axis=-1)
+        # A loop, as a CPU ignores rematerialization in an unrolled one. Gradient for 8 sequences of
+        # 384 tokens, H = 384: 370 -> 45 MiB, 0.45 -> 0.21 s of processor time.
+        scorer = nn.scan(
+            nn.remat(_PairScorer, prevent_cse=False),
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=(0, nn.broadcast, nn.broadcast),
+        )(dataclasses.replace(config, dtype="float32"), name="scorer")
+        _, scores = scorer(None, jnp.arange(MAX_ANSWER_LENGTH), starts, _pad_tokens(ends))
+        return jnp.moveaxis(scores, 0, -1)
 
 
 class BoundaryScorer(LinearHead):
@@ -81,10 +96,13 @@ def boundary_head(config: BertConfig, name: str) -> BoundaryScorer:
 
 def _shifts(x: Array) -> list[Array]:
     """Return x [B, T, ...] at 0 to L - 1 tokens further on, with zeros behind the last token."""
-    length = x.shape[1]
-    padding = [(0, 0), (0, MAX_ANSWER_LENGTH - 1)] + [(0, 0)] * (x.ndim - 2)
-    padded = jnp.pad(x, padding)
+    padded, length = _pad_tokens(x), x.shape[1]
     return [padded[:, shift : shift + length] for shift in range(MAX_ANSWER_LENGTH)]
+
+
+def _pad_tokens(x: Array) -> Array:
+    """Return x [B, T, ...] with L - 1 zeros behind the last token."""
+    return jnp.pad(x, [(0, 0), (0, MAX_ANSWER_LENGTH - 1)] + [(0, 0)] * (x.ndim - 2))
 
 
 def valid_spans(batch: Batch) -> Array:
