@@ -64,6 +64,7 @@ def write_toys(folder: pathlib.Path) -> list[str]:
     command = ["--encoder", folder / "model", "--squad", folder, "--text", folder / "text.txt"]
     command += ["--sentence-pairs", 60, "--paragraphs", 12, "--block-size", 5, "--num-answers", 2]
     command += ["--null-threshold", "inf", "--negatives-per-question", 1]
+    command += ["--readers", "real", "synthetic"]
     shared = {"steps": 20, "batch_size": 8, "max_seq_length": 128, "model.dtype": "float32"}
     shared |= {"optimizer.learning_rate": 2e-3, "checkpoint_every": 5}
     shared |= {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0}
