@@ -5,13 +5,13 @@
       --config experiments/glue.py:task=mrpc,init=MODEL,data=GLUE [--config.FIELD=VALUE ...]
 
 MODEL is an encoder in a directory of Hugging Face, the configuration one of `glue`, `squad`,
-`sequence_classification`, `multiple_choice` or `token_classification`. Both see the same examples
-in the same steps with the same learning rates, weight decay, clipping and dropout, in float32 on
-the same CPU cores; each draws its own head and dropout masks. The peer pads a step to its longest
-example, or with --pad-to to at least that length. With --group-by-length a step passes in groups of
-similar length, whose gradients are accumulated. Padding takes part in the peer's softmax over
-answer positions, so only --group-by-length 1 gives the losses of bertjax there. bertjax evaluates
-both, once, at the end.
+`sequence_classification`, `multiple_choice`, `token_classification` or `generation`. Both see the
+same examples in the same steps with the same learning rates, weight decay, clipping and dropout, in
+float32 on the same CPU cores; each draws its own head and dropout masks. For generation MODEL has a
+masked LM head, and the decoder is the encoder. The peer pads a step to its longest example, or with
+--pad-to to at least that length. With --group-by-length a step passes in groups of similar length,
+whose gradients are accumulated. Padding takes part in the peer's softmax over answer positions, so
+only --group-by-length 1 gives the losses of bertjax there. Both are evaluated once, at the end.
 
 Seeds count from the configuration's. DIR gets a JSON file for each seed of each program. What is
 there is not repeated, so a series can be extended, also by other ways to pad. Times are of whole
@@ -86,6 +86,8 @@ def train_torch(
         sys.exit("The peer only has AdamW, with one learning rate for all layers.")
     if config.reinit_layers:
         sys.exit("The peer keeps all layers of init. Leave out reinit_layers.")
+    if config.model.has_cross_attention:
+        sys.exit("decoder=cross_attention: the peer lacks it. Use prefix or masked_prefix.")
     schedule = learning_rate_schedule(optimizer)
     num_outputs = {"multiple_choice": 1, "question_answering": 2}
     recipe = dataclasses.asdict(optimizer) | {
@@ -98,6 +100,7 @@ def train_torch(
         "problem_type": problem_type,
         "num_outputs": num_outputs.get(head, config.model.num_labels),
         "log_every": int(config.log_every),
+        "label_smoothing": config.data.get("label_smoothing", 0.0),
         **fields,
     }
     task.prepare(steps)
@@ -111,9 +114,12 @@ def train_torch(
         np.savez(directory / f"{split}.npz", allow_pickle=False, **arrays)
     command = [python, program, str(directory), config.init, *options]
     cost = harness.measure_cost(command)
+    intervals = json.loads((directory / "intervals.json").read_text())
+    if head == "mlm":
+        means = json.loads((directory / "means.json").read_text())
+        return means | eval_set.evaluation(means, []).scores, cost, intervals
     logits = np.load(directory / "logits.npz")["logits"]
     outputs = [{f"{head}_logits": values} for values in logits]
-    intervals = json.loads((directory / "intervals.json").read_text())
     return eval_set.evaluation({}, outputs).scores, cost, intervals
 
 

@@ -2,7 +2,8 @@
 
     PYTHON experiments/bench/peers/torch_finetuning.py DIR MODEL CORES PAD_TO GROUP_BY_LENGTH
 
-Trains on DIR/train.npz after DIR/recipe.json; writes intervals.json, and logits.npz of eval.npz.
+Trains on DIR/train.npz after DIR/recipe.json; writes intervals.json, and of eval.npz logits.npz, or
+for generation means.json.
 """
 
 import json
@@ -25,7 +26,9 @@ HEADS = {
     "multiple_choice": ("choice_labels", "AutoModelForMultipleChoice"),
     "token_classification": ("token_labels", "AutoModelForTokenClassification"),
     "question_answering": ("answer_positions", "AutoModelForQuestionAnswering"),
+    "mlm": ("masked_lm_ids", "AutoModelForMaskedLM"),  # of generation, with the mask of UniLM
 }
+LABELS_OF_TOKENS = ("token_classification", "mlm")
 
 
 class PackedExample(NamedTuple):
@@ -83,6 +86,28 @@ def pad_inputs(examples: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -
     return inputs
 
 
+def prefix_mask(input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
+    """Return the mask [rows, queries, keys] of sources (type 0) and targets (type 1).
+
+    Args:
+      input_ids: token ids [rows, tokens].
+      token_type_ids: their types.
+      attention_mask: 1 for tokens, 0 for padding.
+    """
+    import torch
+
+    is_before = torch.tril(torch.ones(2 * (input_ids.shape[1],), dtype=torch.long))
+    return attention_mask[:, None] * ((token_type_ids[:, None] == 0) | (is_before[None] == 1))
+
+
+def predictions(arrays: Arrays, example: PackedExample) -> tuple[np.ndarray, tuple[Any, ...]]:
+    """Return the places of an example's predicted tokens in it, and their index in the arrays."""
+    index, sequence, columns = example.tokens
+    positions = arrays["masked_lm_positions"][index, sequence]
+    slots = np.isin(positions, columns) & (arrays["masked_lm_weights"][index, sequence] > 0)
+    return positions[slots] - columns[0], (index, sequence, np.flatnonzero(slots))
+
+
 class Peer:
     """Model of `transformers` with the loss of its task.
 
@@ -98,6 +123,8 @@ class Peer:
         self.head, self.pad_to = recipe["head"], pad_to
         self.is_regression = recipe["problem_type"] == "regression"
         self.target, model_class = HEADS[self.head]
+        self.weights = "masked_lm_weights" if self.head == "mlm" else f"{self.target}_weights"
+        self.label_smoothing = recipe["label_smoothing"]
         options = {name: value for name, value in recipe.items() if name.endswith("_prob")}
         if self.head.endswith("classification"):
             options["num_labels"] = recipe["num_outputs"]
@@ -108,14 +135,17 @@ class Peer:
         examples = [example for question in questions for example in question]
         length = max(self.pad_to, *(len(example.input_ids) for example in examples))
         inputs = pad_inputs([(e.input_ids, e.token_type_ids) for e in examples], length)
+        if self.head == "mlm":
+            inputs["attention_mask"] = prefix_mask(**inputs)
+            return inputs
         # Questions differ in their number of choices, so each choice is a question of its own.
         shape = (-1, 1, length) if self.head == "multiple_choice" else (-1, length)
         return {name: values.view(shape) for name, values in inputs.items()}
 
     def total_weight(self, arrays: Arrays, index: int, questions: list[Question]) -> float:
         """Return the weight of a batch in its loss: of tokens, or of questions."""
-        weights = arrays[f"{self.target}_weights"]
-        if self.head == "token_classification":
+        weights = arrays[self.weights]
+        if self.head in LABELS_OF_TOKENS:
             return float(weights[index].sum())
         return float(sum(weights[question[0].slot] for question in questions))
 
@@ -125,11 +155,16 @@ class Peer:
 
         inputs = self.inputs(questions)
         examples = [example for question in questions for example in question]
-        weights = arrays[f"{self.target}_weights"]
-        if self.head == "token_classification":
+        weights = arrays[self.weights]
+        if self.head in LABELS_OF_TOKENS:
             shape = inputs["input_ids"].shape
             targets, token_weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
             for row, example in enumerate(examples):
+                if self.head == "mlm":
+                    places, slots = predictions(arrays, example)
+                    targets[row, places] = arrays[self.target][slots]
+                    token_weights[row, places] = weights[slots]
+                    continue
                 length = len(example.input_ids)
                 targets[row, :length] = arrays[self.target][example.tokens]
                 token_weights[row, :length] = weights[example.tokens]
@@ -166,20 +201,40 @@ class Peer:
         elif self.head == "question_answering":
             losses = functional.cross_entropy(logits, targets, reduction="none").mean(-1)
         else:
-            if self.head == "token_classification":
+            if self.head in LABELS_OF_TOKENS:
                 logits = logits.flatten(0, 1)
             elif self.head == "multiple_choice":
                 scores = logits[:, 0].split(sizes)
                 logits = torch.nn.utils.rnn.pad_sequence(scores, True, -torch.inf)
                 targets = torch.stack([labels.argmax() for labels in targets.split(sizes)])
-            losses = functional.cross_entropy(logits, targets, reduction="none")
+            smoothing = self.label_smoothing if self.model.training else 0.0
+            losses = functional.cross_entropy(
+                logits, targets, reduction="none", label_smoothing=smoothing
+            )
         return losses @ weights.to(losses.dtype)
+
+    def evaluate(self, arrays: Arrays, size: int, by_length: bool) -> dict[str, float]:
+        """Return the mean loss and accuracy of the predicted tokens."""
+        import torch
+
+        total = float(arrays[self.weights].sum())
+        questions = [q for index in range(len(arrays["input_ids"])) for q in unpack(arrays, index)]
+        means = {"mlm_loss": 0.0, "mlm_accuracy": 0.0}
+        self.model.eval()
+        with torch.inference_mode():
+            for group in split_questions(questions, size, by_length):
+                batch = self.micro_batch(arrays, group, total)
+                inputs, _, targets, weights = batch
+                means["mlm_loss"] += float(self.loss(batch))
+                is_right = self.logits(inputs).flatten(0, 1).argmax(-1) == targets
+                means["mlm_accuracy"] += float(is_right.float() @ weights)
+        return means
 
     def predict(self, arrays: Arrays, size: int, by_length: bool, num_outputs: int) -> np.ndarray:
         """Return the logits of all examples, in the shape of bertjax's."""
         import torch
 
-        weights = arrays[f"{self.target}_weights"]
+        weights = arrays[self.weights]
         is_by_token = self.head in ("token_classification", "question_answering")
         shape = arrays["input_ids"].shape if is_by_token else weights.shape
         outputs = np.zeros((*shape, num_outputs), np.float32)
@@ -254,6 +309,10 @@ def train(
 
     size = group or recipe["batch_size"]
     arrays = dict(np.load(directory / "eval.npz"))
+    if peer.head == "mlm":
+        means = peer.evaluate(arrays, size, bool(group))
+        (directory / "means.json").write_text(json.dumps(means))
+        return
     logits = peer.predict(arrays, size, bool(group), recipe["num_outputs"])
     np.savez(directory / "logits.npz", logits=logits)
 
