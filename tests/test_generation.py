@@ -1,6 +1,7 @@
 """Generation: pairs as packed examples, the objective's checks and losses, predictions."""
 
 import dataclasses
+import json
 import math
 import pathlib
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from pretraining_runs import metrics, stop_at
 from random_models import draw_model
 
+import bertjax
+from bertjax.config.config import Config
 from bertjax.config.distill_config import DistillConfig
 from bertjax.errors import StoppedError
 from bertjax.formats.loading import read_model
@@ -267,18 +270,39 @@ def test_training_resumes_exactly_and_does_not_depend_on_the_mesh(
     assert losses_of("stopped", data=8) == expected
 
 
-@pytest.mark.slow  # trains for half a minute
-def test_cross_attention_learns_to_reverse_a_source(tmp_path) -> None:
-    toy_tasks.TOKENIZER.save(tmp_path)
+def train_on_words(path: pathlib.Path, decoder: str, order: int, **fields: Any) -> Config:
+    """Train on targets that repeat the words of their sources, backward for order -1."""
+    toy_tasks.TOKENIZER.save(path)
     draw = np.random.default_rng(0)
     for name, count in (("pairs.jsonl", 2000), ("pairs-dev.jsonl", 100)):
         sources = [draw.choice(toy_tasks.OTHER, draw.integers(1, 6)) for _ in range(count)]
-        pairs = [{"source": " ".join(s), "target": " ".join(s[::-1])} for s in sources]
-        toy_tasks.write_lines(tmp_path / name, pairs)
+        pairs = [{"source": " ".join(s), "target": " ".join(s[::order])} for s in sources]
+        toy_tasks.write_lines(path / name, pairs)
+    fields = {"steps": 200, "batch_size": 64, "model__decoder": decoder} | fields
+    config = toy_tasks.configuration("generation", path, **fields)
+    make_trainer(config, path / "run").train()
+    return config
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("decoder", ["prefix", "masked_prefix", "cross_attention"])
+@pytest.mark.parametrize("order", [1, -1], ids=["copy", "reverse"])
+def test_decoders_learn_to_copy_and_to_reverse(tmp_path, decoder: str, order: int) -> None:
+    config = train_on_words(tmp_path, decoder, order, steps=600)
+    scores = evaluate(config, tmp_path / "run").scores
+    assert scores["mlm_accuracy"] > 0.99
+    lines = (tmp_path / "pairs-dev.jsonl").read_text().splitlines()
+    pairs = [json.loads(line) for line in lines]
+    model = bertjax.load(tmp_path / "run")
+    texts = [answer["generated_text"] for answer in model.generate([p["source"] for p in pairs])]
+    matches = [text == pair["target"] for text, pair in zip(texts, pairs, strict=True)]
+    assert np.mean(matches) >= 0.99
+
+
+@pytest.mark.slow  # trains for half a minute
+def test_cross_attention_learns_to_reverse_a_source(tmp_path) -> None:
     decoder = {"model__decoder": "cross_attention"}
-    fields: dict[str, Any] = {"steps": 200, "batch_size": 64, **decoder}
-    config = toy_tasks.configuration("generation", tmp_path, **fields)
-    make_trainer(config, tmp_path / "run").train()
+    train_on_words(tmp_path, "cross_attention", -1)
     assert metrics(tmp_path / "run")[-1]["mlm_accuracy"] > 0.99
     convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")
     for path in (tmp_path / "run", tmp_path / "hf"):  # scored as while training

@@ -339,7 +339,7 @@ def fake_prediction(row: dict) -> dict:
         word = row["context"].split()[1]
         best = {"answer": word, "start": row["context"].index(word)}
         return {"candidates": [best], "null_odds": text.digest(row["question"]) % 3 - 1.0}
-    words = row["context"].split()[:2]
+    words = row["context"].split()[: row["num_answers"]]
     return {
         "answers": [
             {"text": word, "start": row["context"].index(word), "score": -1.0} for word in words

@@ -149,7 +149,10 @@ def extract_answers(options: Options, directory: pathlib.Path) -> None:
     wait_for([path])
     model = stage_directory(options, "answers") / "run"
     for name, paragraphs in own_blocks(options):
-        inputs = [{"context": paragraph["context"]} for paragraph in paragraphs]
+        inputs = [
+            {"context": paragraph["context"], "num_answers": options.num_answers}
+            for paragraph in paragraphs
+        ]
         answers = predict(model, inputs, directory / "answers" / name)
         spans = files.make_candidates(paragraphs, answers, options.num_answers)
         _write_once(directory / "spans" / name, spans)
