@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.fields import Options, override_options
 from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
@@ -269,6 +270,27 @@ def add_options(
         for item in ([inputs] if is_single else inputs)
     ]
     return objects[0] if is_single else objects
+
+
+def input_options(item: PredictInput, defaults: Options) -> Options:
+    """Return the options of an input: the defaults with its own.
+
+    Raises:
+      InputError: an option has the wrong type, or is out of its range.
+    """
+    content = item.content if isinstance(item.content, Mapping) else {}
+    try:
+        return override_options(defaults, content)
+    except InputError as error:
+        raise InputError(f"{item.location}: {error}") from None
+
+
+def option_fields(options: object, names: Iterable[str]) -> list[FormField]:
+    """Return a text box for each of these options, with its value."""
+    return [
+        FormField(name, name.replace("_", " ").capitalize(), str(getattr(options, name)), 1)
+        for name in names
+    ]
 
 
 def round_scores(scores: np.ndarray) -> list[float]:

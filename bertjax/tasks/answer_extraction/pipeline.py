@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax.config.extraction_options import ExtractionOptions
-from bertjax.config.fields import override_options
 from bertjax.tasks.answer_extraction.decoding import ScoredSpan
 from bertjax.tasks.answer_extraction.evaluation import AnswerExtractionEvalSet, passage_answer
 from bertjax.tasks.answer_extraction.objective import AnswerExtractionObjective
@@ -21,6 +20,8 @@ from bertjax.tasks.pipeline import (
     Pipeline,
     PredictInput,
     add_options,
+    input_options,
+    option_fields,
     text_block,
 )
 from data_pipelines.errors import InputError
@@ -104,7 +105,7 @@ class AnswerExtractionPipeline(Pipeline[Context]):
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed windows of the passages."""
         passages = [Passage(_passage_of(item)) for item in inputs]
-        options = [self._options_of(item) for item in inputs]
+        options = [input_options(item, self.config.extraction) for item in inputs]
         eval_set = AnswerExtractionEvalSet("input", passages, self.tokenizer, self.objective)
         return eval_set.batches(), Context(eval_set, options)
 
@@ -129,10 +130,7 @@ class AnswerExtractionPipeline(Pipeline[Context]):
         assert isinstance(sample, str)
         return [
             FormField(_CONTEXT, "Passage", sample, 9),
-            *(
-                FormField(name, name.replace("_", " ").capitalize(), str(getattr(options, name)), 1)
-                for name in ("num_answers", "do_sample", "seed")
-            ),
+            *option_fields(options, ("num_answers", "do_sample", "seed")),
         ]
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -143,14 +141,6 @@ class AnswerExtractionPipeline(Pipeline[Context]):
                 marked.append((span["start"], span["end"], ""))
         texts = [text_block(span["text"]) for span in answer["answers"]]
         return [*texts, text_block(answer[_CONTEXT], sorted(marked))]
-
-    def _options_of(self, item: PredictInput) -> ExtractionOptions:
-        """Return the options of an input: those of the configuration with its own."""
-        content = item.content if isinstance(item.content, Mapping) else {}
-        try:
-            return override_options(self.config.extraction, content)
-        except InputError as error:
-            raise InputError(f"{item.location}: {error}") from None
 
 
 def _begins_layout(line: str) -> bool:

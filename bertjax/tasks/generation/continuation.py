@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.config.fields import override_options
 from bertjax.model.decoder.options import Decoding, DecodingOptions
 from bertjax.tasks.fill_mask import check_num_tokens
 from bertjax.tasks.generation.sources import SourceBatches
@@ -18,6 +17,8 @@ from bertjax.tasks.pipeline import (
     PredictInput,
     RunFunction,
     add_options,
+    input_options,
+    option_fields,
     parse_text_lines,
     text_block,
 )
@@ -77,7 +78,7 @@ class TextGenerationPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
         """Return the batches of inputs with the same options."""
-        options = self._options_of(inputs[0])
+        options = input_options(inputs[0], self.objective.decoding_options)
         texts = [self.text_of(item) for item in inputs]
         ids = [
             np.array(self.encode_prompt(item.location, text), np.int32)
@@ -139,7 +140,9 @@ class TextGenerationPipeline(Pipeline[Context]):
         """Return the generated texts, those of inputs with the same options together."""
         groups: dict[DecodingOptions, list[int]] = {}
         for number, item in enumerate(inputs):
-            groups.setdefault(self._options_of(item), []).append(number)
+            groups.setdefault(input_options(item, self.objective.decoding_options), []).append(
+                number
+            )
         prepared = [
             (numbers, *self.preprocess([inputs[number] for number in numbers]))
             for numbers in groups.values()
@@ -167,10 +170,7 @@ class TextGenerationPipeline(Pipeline[Context]):
         options = self.config.decoding
         return [
             FormField(_TEXT, "Text", sample, 5),
-            *(
-                FormField(name, name.replace("_", " ").capitalize(), str(getattr(options, name)), 1)
-                for name in ("num_beams", "num_return_sequences", "do_sample", "seed")
-            ),
+            *option_fields(options, ("num_beams", "num_return_sequences", "do_sample", "seed")),
         ]
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -187,14 +187,6 @@ class TextGenerationPipeline(Pipeline[Context]):
         """Return the generated texts of an answer, best first."""
         sequences = answer.get("sequences", [answer])
         return [sequence["generated_text"] for sequence in sequences]
-
-    def _options_of(self, item: PredictInput) -> DecodingOptions:
-        """Return the options of an input: those of the configuration with its own."""
-        content = item.content if isinstance(item.content, Mapping) else {}
-        try:
-            return override_options(self.objective.decoding_options, content)
-        except InputError as error:
-            raise InputError(f"{item.location}: {error}") from None
 
     def _decode(self, ids: list[int]) -> str:
         is_complete = bool(ids) and ids[-1] == self.tokenizer.sep_id
