@@ -120,10 +120,12 @@ def test_every_read_of_a_running_workdir_succeeds(checkpoints) -> None:
     try:
         workdir = pathlib.Path(checkpoints.directory.parent)
         steps = [read_checkpoint(workdir, read) for _ in range(46)]
+        while len({*steps}) <= 5 and thread.is_alive():  # a busy machine saves more slowly
+            steps.append(read_checkpoint(workdir, read))
     finally:
         ended.set()
         thread.join()
-    assert steps == sorted(steps) and len({*steps}) > 5
+    assert steps == sorted(steps) and len({*steps}) > 5, "saving failed"
 
 
 @pytest.mark.minutes

@@ -147,7 +147,7 @@ def test_encoder_init_differs_between_layers():
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
         ({"initializer_range": float("nan")}, "initializer_range=nan"),
         ({"hidden_act": "swish"}, "hidden_act='swish': unknown. Use gelu or gelu_tanh or relu"),
-        ({"decoder": "suffix"}, "decoder='suffix': unknown. Use '' or prefix or cross_attention"),
+        ({"decoder": "suffix"}, "decoder='suffix': unknown. Use '' or prefix or masked_prefix"),
         ({"decoder": "prefix", "causal": True}, "decoder='prefix': the source is bidirectional"),
         ({"dtype": "float16"}, "dtype='float16': unknown. Use float32 or bfloat16"),
     ],
