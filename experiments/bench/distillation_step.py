@@ -6,7 +6,8 @@ Full sequences of random tokens in float32, with dropout 0.1 and AdamW. The teac
 so a step should cost its prediction more than the step without it, and nothing else. All programs
 of a task take turns in one process. Figures are processor time, the minimum over the rounds, which
 other programs of the machine disturb least. With --topology they are cycles that the TPU compiler
-estimates, in bfloat16, as in `bertjax preflight`.
+estimates, in bfloat16, as in `bertjax preflight`. Operations are those that XLA counts in the
+compiled programs, which nothing disturbs.
 
 In sequence classification the head reads one position, and the prediction and the step without
 distillation compute the last block there only. A loss of its hidden states needs it at all
@@ -161,16 +162,21 @@ def estimate_cycles(programs: Programs, topology: Any) -> dict[str, float]:
     return cycles
 
 
-def format_lines(task: str, costs: Mapping[str, float], unit: str) -> list[str]:
+def format_lines(
+    task: str, costs: Mapping[str, float], unit: str, operations: Mapping[str, float]
+) -> list[str]:
     """Return a title and a line for each program.
 
-    Distillation steps have their ratio to the teacher's prediction and the student's step.
+    Distillation steps have their ratios to the teacher's prediction and the student's step.
     """
-    base = costs[TEACHER] + costs[STUDENT]
-    lines = [f"{task:40}{unit:>16}{'ratio':>8}"]
-    for name, cost in costs.items():
-        ratio = f"{cost / base:8.2f}" if name.startswith(DISTILLATION) else ""
-        lines.append(f"{name:40}{cost:16.4g}{ratio}")
+    lines = [f"{task:40}{unit:>16}{'ratio':>8}{'GFLOP':>10}{'ratio':>8}"]
+    for name in costs:
+        line = f"{name:40}"
+        for values, width, scale in ((costs, 16, 1), (operations, 10, 1e9)):
+            ratio = values[name] / (values[TEACHER] + values[STUDENT])
+            column = f"{ratio:.2f}" if name.startswith(DISTILLATION) else ""
+            line += f"{values[name] / scale:{width}.4g}{column:>8}"
+        lines.append(line.rstrip())
     return lines
 
 
@@ -206,13 +212,17 @@ def main() -> None:
     for task in args.tasks:
         if topology:
             programs = Programs(args, task, topology.devices())
-            lines = format_lines(task, estimate_cycles(programs, topology), "cycles")
+            costs, unit = estimate_cycles(programs, topology), "cycles"
         else:
             import jax
 
             programs = Programs(args, task, jax.devices()[:1])
-            costs = measure_seconds(programs.calls(), args.rounds)
-            lines = format_lines(task, costs, "CPU seconds")
+            costs, unit = measure_seconds(programs.calls(), args.rounds), "CPU seconds"
+        operations = {
+            name: (compiled.cost_analysis() or {})["flops"]
+            for name, compiled in programs.compiled.items()
+        }
+        lines = format_lines(task, costs, unit, operations)
         print("\n".join(lines), flush=True)
 
 
