@@ -133,6 +133,8 @@ def main() -> None:
         flags += [f"--config.init={work / STUDENT}", "--config.init_layers="]
         config = harness.load(args.config, parse_overrides(flags))
         for program, path in paths.items():
+            if path.exists():
+                continue
             if program == BERTJAX:
                 outcome = finetuning_peer.train_bertjax(args.config, flags, work / program)
             else:
