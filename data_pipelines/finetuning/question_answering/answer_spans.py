@@ -122,11 +122,11 @@ def make_span_windows(
     Raises:
       InputError: windows would skip tokens.
     """
-    room = max_seq_length - _NUM_SPECIAL_TOKENS
-    if not 0 < doc_stride <= room:
+    num_tokens = max_seq_length - _NUM_SPECIAL_TOKENS
+    if not 0 < doc_stride <= num_tokens:
         raise InputError(
             f"doc_stride={doc_stride}: windows would skip tokens. It must be at least 1 and at "
-            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {room}. Change one of them."
+            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {num_tokens}. Change one of them."
         )
     parts: list[np.ndarray] = []  # int32 [3, tokens]: ids, boundaries, answer lengths
     rows: list[tuple[int, int, int]] = []
@@ -140,8 +140,8 @@ def make_span_windows(
         spans = {_word_span(answer, tokenized, boundaries) for answer in passage.answers}
         short = [span for span in spans if span and span[1] - span[0] < MAX_ANSWER_LENGTH]
         num_long += len(spans - {None}) - len(short)
-        for first in window_starts(len(tokenized.ids), room, doc_stride):
-            last = min(first + room, len(tokenized.ids))
+        for first in window_starts(len(tokenized.ids), num_tokens, doc_stride):
+            last = min(first + num_tokens, len(tokenized.ids))
             answer_lengths = np.zeros(last - first, np.int32)
             for start, end in short:
                 if first <= start and end < last:
