@@ -39,7 +39,7 @@ def get_config(
     smoke: bool = False,
 ) -> ConfigDict:
     """Return the configuration for the options in the docstring of this file."""
-    model = {"decoder": decoder, "causal": False}
+    model = {"decoder": decoder, "direction": "bidirectional"}
     return finetuning_config(
         "generation",
         init,

@@ -17,7 +17,8 @@ recipe   paper: 256 sequences a step, 1M steps (Devlin et al. 2019, A.2)
          lamb: 65,536 and 32,768 sequences a step, 8,601 steps (You et al. 2020)
          modern: for small budgets, phase 1 with 32 sequences a step: 2,500 steps of CLM, then
          10,000 of MLM (init=DIR), Muon, no dropout, 30% masked
-objective  mlm_nsp: masked LM and next sentence prediction; mlm: masked LM; clm: causal LM
+objective  mlm_nsp: masked LM and next sentence prediction; mlm: masked LM; clm: causal LM;
+         clm_reverse: from right to left
 data     directory of a corpus that `bertjax prepare` wrote
 smoke    shrink the run to a minute on a CPU
 """
@@ -83,6 +84,7 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
         }
     },
 }
+DIRECTIONS = {"clm": "left_to_right", "clm_reverse": "right_to_left"}  # by objective
 PHASES = {  # limits of a sequence: tokens, predictions
     1: {"max_seq_length": 128, "max_predictions_per_seq": 20},
     2: {"max_seq_length": 512, "max_predictions_per_seq": 80},
@@ -105,7 +107,8 @@ def get_config(
     if phase not in RECIPES[recipe]:
         raise ValueError(f"recipe={recipe}: has no phase={phase}. Use another recipe for it.")
     settings = RECIPES[recipe][phase]
-    causal = objective == "clm"
+    direction = DIRECTIONS.get(objective, "bidirectional")
+    causal = objective in DIRECTIONS
     masking = {"max_predictions_per_seq": PHASES[phase]["max_predictions_per_seq"]}
     masking |= settings.get("data", {})
     config = {
@@ -128,7 +131,7 @@ def get_config(
             "num_hidden_layers": layers,
             "hidden_size": hidden,
             "num_attention_heads": hidden // 64,
-            "causal": causal,
+            "direction": direction,
             "dtype": "bfloat16",
             **settings.get("model", {}),
         },

@@ -11,7 +11,7 @@ from bertjax.model.attention.mask import MaskKind
 from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64
-MASK_KINDS = ("bidirectional", "causal", "prefix")
+MASK_KINDS = ("bidirectional", "left_to_right", "right_to_left", "prefix")
 
 
 def inputs(

@@ -41,7 +41,9 @@ def reference(query, key, value, example_ids, mask_kind):
     out = np.zeros_like(value)
     for row, position, head in np.ndindex(ROWS, LENGTH, HEADS):
         seen = np.flatnonzero(np.abs(example_ids[row]) == abs(example_ids[row, position]))
-        if mask_kind != "bidirectional":
+        if mask_kind == "right_to_left":
+            seen = seen[seen >= position]
+        elif mask_kind != "bidirectional":
             is_source = (example_ids[row, seen] > 0) & (mask_kind == "prefix")
             seen = seen[is_source | (seen <= position)]
         scores = key[row, seen, head] @ query[row, position, head] / np.sqrt(SIZE)
@@ -62,7 +64,8 @@ def test_attention_mask_separates_examples_and_padding():
     expected = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     np.testing.assert_array_equal(attention_mask(ids)[0], np.array(expected, bool))
     lower = np.tril(np.array(expected, bool))
-    np.testing.assert_array_equal(attention_mask(ids, "causal")[0], lower)
+    np.testing.assert_array_equal(attention_mask(ids, "left_to_right")[0], lower)
+    np.testing.assert_array_equal(attention_mask(ids, "right_to_left")[0], lower.T)
 
 
 def test_attention_mask_of_a_prefix_separates_source_and_target():

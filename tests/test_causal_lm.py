@@ -1,7 +1,9 @@
 """Causal language models: data, objective, training and generation."""
 
 import math
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from pretraining_runs import losses, make_run_config, metrics
@@ -15,11 +17,18 @@ from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
 
-CAUSAL = {"data__objective": "clm", "data__max_predictions_per_seq": None, "model__causal": True}
+CAUSAL = {
+    "data__objective": "clm",
+    "data__max_predictions_per_seq": None,
+    "model__direction": "left_to_right",
+}
 
 
-def options(**fields: object) -> PretrainingOptions:
-    return PretrainingOptions(32, 16, objective="clm", **fields)  # type: ignore[arg-type]
+REVERSE = CAUSAL | {"data__objective": "clm_reverse", "model__direction": "right_to_left"}
+
+
+def options(objective: str = "clm", **fields: object) -> PretrainingOptions:
+    return PretrainingOptions(32, 16, objective=objective, **fields)  # type: ignore[arg-type]
 
 
 def test_clm_batch_predicts_each_next_token(corpus) -> None:
@@ -44,6 +53,37 @@ def test_clm_batch_has_no_mask_tokens(corpus) -> None:
         assert (data.batch(step)["input_ids"] != data.tokenizer.mask_id).all()
 
 
+def test_clm_reverse_batch_predicts_each_token_before(corpus) -> None:
+    ahead = PretrainingData(corpus, options()).batch(0)
+    batch = PretrainingData(corpus, options("clm_reverse")).batch(0)
+    for name in ("input_ids", "example_ids", "position_ids", "masked_lm_weights"):
+        np.testing.assert_array_equal(batch[name], ahead[name])
+    rows, slots = np.nonzero(batch["masked_lm_weights"])
+    columns = batch["masked_lm_positions"][rows, slots]
+    np.testing.assert_array_equal(columns, ahead["masked_lm_positions"][rows, slots] + 1)
+    expected = batch["input_ids"][rows, columns - 1]
+    np.testing.assert_array_equal(batch["masked_lm_ids"][rows, slots], expected)
+
+
+def test_clm_reverse_is_clm_of_reversed_sequences(corpus) -> None:
+    ahead = PretrainingObjective(make_run_config(corpus, **CAUSAL))
+    back = PretrainingObjective(make_run_config(corpus, **REVERSE))
+    batch = PretrainingData(corpus, back.options).batch(0)
+    per_token = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+    reverse = batch | {name: batch[name][:, ::-1] for name in per_token}
+    last = batch["input_ids"].shape[1] - 1
+    reverse["masked_lm_positions"] = last - batch["masked_lm_positions"]
+    params = jax.jit(back.init_params)(jax.random.key(0))
+
+    def loss(objective: PretrainingObjective, arrays: Any) -> float:
+        outputs = jax.jit(objective.apply, static_argnums=2)(params, arrays, None, {})
+        total, weight = objective.sums(outputs, arrays)["mlm_loss"]
+        return float(total / weight)
+
+    assert loss(back, batch) == pytest.approx(loss(ahead, reverse), rel=1e-6)
+    assert loss(back, batch) != pytest.approx(loss(ahead, batch), rel=1e-5)
+
+
 def test_last_positions_are_those_of_each_example() -> None:
     example_ids = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0] * 6], np.int32)
     assert last_positions(example_ids, 3).tolist() == [[1, 4, 0], [5, 0, 0], [0, 0, 0]]
@@ -66,10 +106,13 @@ def test_options_reject_masking_for_clm(fields, message) -> None:
         options(**fields)
 
 
-@pytest.mark.parametrize("objective", ["mlm", "clm"])
-def test_objective_rejects_a_mismatch_of_causal(corpus, objective) -> None:
-    fields = CAUSAL | {"data__objective": objective, "model__causal": objective == "mlm"}
-    with pytest.raises(InputError, match=f"data.objective={objective}: model.causal="):
+@pytest.mark.parametrize(
+    ("objective", "direction"),
+    [("mlm", "left_to_right"), ("clm", "bidirectional"), ("clm_reverse", "left_to_right")],
+)
+def test_objective_rejects_a_mismatch_of_direction(corpus, objective, direction) -> None:
+    fields = CAUSAL | {"data__objective": objective, "model__direction": direction}
+    with pytest.raises(InputError, match=f"data.objective={objective}: model.direction="):
         PretrainingObjective(make_run_config(corpus, **fields))
 
 

@@ -121,7 +121,7 @@ INIT_MODEL = BertConfig(
     dtype="bfloat16",
     scan_layers=True,
     remat=True,
-    causal=True,
+    direction="left_to_right",
     feature_layers="-2",
     feature_mix="sum",
     bilstm=32,
@@ -132,8 +132,8 @@ INIT_MODEL = BertConfig(
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(BertConfig)])
 def test_load_config_inherits_only_model_fields_from_init(field: str, tmp_path) -> None:
     model = INIT_MODEL
-    if field == "decoder":  # a causal model has none
-        model = dataclasses.replace(model, causal=False, decoder="prefix")
+    if field == "decoder":  # a left-to-right model has none
+        model = dataclasses.replace(model, direction="bidirectional", decoder="prefix")
     inherited, default = getattr(model, field), getattr(BertConfig(), field)
     assert inherited != default
     path = write(tmp_path, "", '{"init": "runs/x"}')

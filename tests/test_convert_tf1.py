@@ -111,7 +111,7 @@ def test_tf1_classifier_has_default_labels(tmp_path) -> None:
     ("changed", "complaint"),
     [
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05: the TF1 format supports 1e-12 only"),
-        ({"is_decoder": True}, "causal"),
+        ({"is_decoder": True}, "direction"),
     ],
     ids=str,
 )

@@ -133,7 +133,7 @@ def test_a_decoder_needs_one_token_type() -> None:
 def test_a_block_can_be_computed_for_a_new_slot_alone() -> None:
     random = np.random.default_rng(0)
     x, vectors = (random.normal(size=(1, n, 32)).astype(np.float32) for n in (5, 7))
-    config = dataclasses.replace(CONFIG, causal=True, decoder="")
+    config = dataclasses.replace(CONFIG, direction="left_to_right", decoder="")
     block = DecoderBlock(config, True)
     ids, mask = np.ones((1, 5), np.int32), np.ones((1, 5, 7), bool)
     tree = block.init(jax.random.key(0), x, ids, vectors, mask)["params"]
@@ -300,7 +300,7 @@ def test_layerwise_decay_and_freezing_concern_the_encoder() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"causal": True}, "decoder='cross_attention': the source is bidirectional"),
+        ({"direction": "left_to_right"}, "decoder='cross_attention': the source is bidirectional"),
         ({"feature_layers": "-1"}, "feature_layers='-1': decoder='cross_attention' reads"),
         ({"bilstm": 8}, "bilstm=8: decoder='cross_attention' reads the encoder's last layer"),
     ],

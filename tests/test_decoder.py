@@ -31,7 +31,7 @@ CONFIG = BertConfig(
 CONFIGS = {
     "prefix": dataclasses.replace(CONFIG, decoder="prefix"),
     "masked_prefix": dataclasses.replace(CONFIG, decoder="masked_prefix"),
-    "causal": dataclasses.replace(CONFIG, causal=True),
+    "causal": dataclasses.replace(CONFIG, direction="left_to_right"),
     "cross_attention": dataclasses.replace(CONFIG, decoder="cross_attention"),
 }
 

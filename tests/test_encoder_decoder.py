@@ -145,7 +145,7 @@ def test_tied_decoder_has_the_arrays_of_the_encoder(tmp_path) -> None:
         ({"decoder": {"hidden_size": 32}}, "its encoder has hidden_size=64, its decoder 32"),
         ({"decoder": {"vocab_size": 41}}, "its encoder has vocab_size=40, its decoder 41"),
         ({"encoder": {"num_hidden_layers": 1}}, "its encoder has num_hidden_layers=1, its d"),
-        ({"encoder": {"is_decoder": True}}, "its encoder has causal=True, its decoder False"),
+        ({"encoder": {"is_decoder": True}}, "its encoder has direction='left_to_right'"),
         ({"decoder": {"model_type": "gpt2"}}, "its decoder has model_type='gpt2'"),
         ({"encoder": {"model_type": "roberta"}}, "its encoder has model_type='roberta'"),
         ({"decoder": {"add_cross_attention": False}}, "its decoder lacks add_cross_attention"),

@@ -23,7 +23,7 @@ KINDS = {
     "prefix": {"decoder": "prefix"},
     "masked_prefix": {"decoder": "masked_prefix"},
     "cross_attention": {"decoder": "cross_attention"},
-    "causal": {"causal": True},
+    "causal": {"direction": "left_to_right"},
 }
 
 

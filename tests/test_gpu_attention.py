@@ -21,7 +21,7 @@ from bertjax.model.attention import gpu as gpu_attention
 )
 def test_kernels_take_any_length_and_three_head_sizes(length: int, size: int) -> None:
     kernels = functools.partial(gpu_attention.attention, interpret=True)
-    mask_kind = "causal" if length % 2 else "prefix" if size == 32 else "bidirectional"
+    mask_kind = "left_to_right" if length % 2 else "prefix" if size == 32 else "bidirectional"
     assert_equals_plain(kernels, (2, length, 2, size), mask_kind)
 
 

@@ -148,7 +148,10 @@ def test_encoder_init_differs_between_layers():
         ({"initializer_range": float("nan")}, "initializer_range=nan"),
         ({"hidden_act": "swish"}, "hidden_act='swish': unknown. Use gelu or gelu_tanh or relu"),
         ({"decoder": "suffix"}, "decoder='suffix': unknown. Use '' or prefix or masked_prefix"),
-        ({"decoder": "prefix", "causal": True}, "decoder='prefix': the source is bidirectional"),
+        (
+            {"decoder": "prefix", "direction": "left_to_right"},
+            "decoder='prefix': the source is bidirectional",
+        ),
         ({"dtype": "float16"}, "dtype='float16': unknown. Use float32 or bfloat16"),
     ],
 )
@@ -219,11 +222,18 @@ def changed_at(position: int) -> tuple[np.ndarray, ...]:
     return input_ids, *others
 
 
-def test_causal_encoder_does_not_attend_to_later_tokens():
-    config = with_(causal=True)
+@pytest.mark.parametrize(
+    ("direction", "blind", "seeing"),
+    [
+        ("left_to_right", slice(0, 10), slice(10, LENGTH)),
+        ("right_to_left", slice(11, LENGTH), slice(0, 11)),
+    ],
+)
+def test_encoder_of_one_direction_sees_no_token_of_the_other(direction, blind, seeing) -> None:
+    config = with_(direction=direction)
     before, after = encode(config, *inputs()), encode(config, *changed_at(10))
-    np.testing.assert_allclose(before[:, :10], after[:, :10], atol=1e-6)
-    assert (np.abs(before - after).max(-1)[:, 10:] > 1e-3).all()
+    np.testing.assert_allclose(before[:, blind], after[:, blind], atol=1e-6)
+    assert (np.abs(before - after).max(-1)[:, seeing] > 1e-3).all()
 
 
 def test_prefix_decoder_leaks_no_target() -> None:

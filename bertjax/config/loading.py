@@ -29,7 +29,7 @@ MODEL_FIELDS = (
     "type_vocab_size",
     "hidden_act",
     "layer_norm_eps",
-    "causal",
+    "direction",
     *LAYER_MIX_FIELDS,
 )
 

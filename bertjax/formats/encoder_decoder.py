@@ -50,7 +50,7 @@ def join_configs(encoder: BertConfig, decoder: BertConfig, path: epath.Path) -> 
     """Return the configuration of a model of both.
 
     Raises:
-      InputError: encoder and decoder differ, or the encoder is causal.
+      InputError: encoder and decoder differ, or the encoder reads in one direction.
     """
     for name, value in vars(encoder).items():
         if name not in _TRAINING_FIELDS and (other := getattr(decoder, name)) != value:

@@ -216,10 +216,10 @@ def write(model: NumpyModel, path: epath.Path) -> None:
       InputError: Hugging Face's class would compute something else.
     """
     head = model.head
-    if head and head.pooled and model.config.causal:
+    if head and head.pooled and model.config.direction == "left_to_right":
         raise InputError(
-            f"{head.architecture}: reads [CLS], but this causal model's head reads the last token. "
-            "Keep the model in bertjax's format."
+            f"{head.architecture}: reads [CLS], but the head of this left-to-right model reads the "
+            "last token. Keep the model in bertjax's format."
         )
     config, arrays = to_config_dict(model), model.named_arrays("hf")
     if model.config.has_cross_attention:
@@ -292,8 +292,9 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
             "configuration of this model."
         )
     fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
-    causal, decoder = bool(config_dict.get("is_decoder")), config_dict.get(_DECODER_KIND) or ""
-    return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal, decoder=decoder)
+    fields |= {"direction": "left_to_right"} if config_dict.get("is_decoder") else {}
+    decoder = config_dict.get(_DECODER_KIND) or ""
+    return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], decoder=decoder)
 
 
 def bert_config_dict(config: BertConfig) -> dict[str, Any]:
@@ -304,7 +305,7 @@ def bert_config_dict(config: BertConfig) -> dict[str, Any]:
         theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.hidden_act
     )
     config_dict |= {"model_type": "bert", "pad_token_id": 0, "position_embedding_type": "absolute"}
-    config_dict |= {"is_decoder": True} if config.causal else {}
+    config_dict |= {"is_decoder": True} if config.direction == "left_to_right" else {}
     return config_dict | ({_DECODER_KIND: config.decoder} if config.decoder else {})
 
 

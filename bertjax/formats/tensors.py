@@ -10,18 +10,18 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.parameter_names import parameter_mappings
-from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS, Head, check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
-# By decoder, or by mask of the attention. The MLM head predicts the next token in a causal encoder
-# or a decoder. No class of `transformers` has the mask "prefix".
+# By decoder, or by mask of the attention. The MLM head predicts the next token in a decoder or a
+# left-to-right encoder. No class of `transformers` has the mask "prefix".
 _MLM_HEADS = {
-    "bidirectional": HEADS["mlm"],
-    "causal": dataclasses.replace(
+    **dict.fromkeys(("bidirectional", "right_to_left"), HEADS["mlm"]),
+    "left_to_right": dataclasses.replace(
         HEADS["mlm"],
         architecture="BertLMHeadModel",
         pipeline_tag="text-generation",
@@ -81,16 +81,14 @@ class NumpyModel:
 
         Raises:
           InputError: a head is unknown and would be lost, two heads have an array of the same
-            name, or heads read a mix of layers.
+            name, or only bertjax has such a model.
         """
         check_modules_known(self.params, "the model")
-        for name in LAYER_MIX_FIELDS:
-            value = getattr(self.config, name)
-            if value != getattr(BertConfig, name):
-                raise InputError(
-                    f"model.{name}={value!r}: only the bertjax format supports it. Keep the model "
-                    "in that format."
-                )
+        if name := self.config.unpublished_field:
+            raise InputError(
+                f"model.{name}={getattr(self.config, name)!r}: only the bertjax format supports "
+                "it. Keep the model in that format."
+            )
         arrays: dict[str, np.ndarray] = {}
         for mapping in parameter_mappings(self.config.num_hidden_layers, self.params):
             name = mapping.name(format_name)

@@ -79,8 +79,9 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     google-research/bert rejects.
 
     Raises:
-      InputError: `layer_norm_eps` is not 1e-12, the model is causal or has cross-attention, its
-        tokenizer is not WordPiece, or tensorflow is missing; or as `NumpyModel.named_arrays`.
+      InputError: `layer_norm_eps` is not 1e-12, the model is not bidirectional or has
+        cross-attention, its tokenizer is not WordPiece, or tensorflow is missing; or as
+        `NumpyModel.named_arrays`.
     """
     check_tensorflow(path)
     import tensorflow as tf
@@ -89,7 +90,7 @@ def write(model: NumpyModel, path: epath.Path) -> None:
         raise InputError(
             f"model.decoder={model.config.decoder!r}: the TF1 format has no decoder. Convert to hf."
         )
-    for name, required in (("layer_norm_eps", 1e-12), ("causal", False)):
+    for name, required in (("layer_norm_eps", 1e-12), ("direction", "bidirectional")):
         if (value := getattr(model.config, name)) != required:
             raise InputError(
                 f"model.{name}={value}: the TF1 format supports {required} only. Convert to hf."

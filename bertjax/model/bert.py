@@ -54,7 +54,8 @@ class BertWithHeads(nn.Module):
             inputs = source_inputs(*inputs)
         example_ids = batch["example_ids"]
         positions = head_positions(self.heads, batch)
-        if config.causal and POOLED_KEY in positions:  # [CLS] comes first and sees only itself
+        # From left to right [CLS], the first token, sees only itself.
+        if config.direction == "left_to_right" and POOLED_KEY in positions:
             count = positions[POOLED_KEY].shape[1]
             positions[POOLED_KEY] = last_positions(example_ids, count)
         num_positions = num_last_block_positions(config, self.heads, batch)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from bertjax.model.attention.mask import MaskKind
 from bertjax.model.dropout import byte_threshold
@@ -13,6 +14,7 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
+DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
 DECODERS = ("", "prefix", "masked_prefix", "cross_attention")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
@@ -22,6 +24,7 @@ _MAXIMA = {
 }
 # Fields by which heads read something else than the last layer.
 LAYER_MIX_FIELDS = ("feature_layers", "feature_mix", "bilstm")
+UNPUBLISHED_FIELDS = ("direction", *LAYER_MIX_FIELDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,11 @@ class BertConfig:
         "rematerialization: recomputes blocks in the backward pass to save memory; on CPUs it "
         "saves memory only with `scan_layers`",
     )
-    causal: bool = field(False, "causal attention: a token attends to itself and earlier tokens")
+    direction: str = field(
+        "bidirectional",
+        'tokens that a token attends to: "bidirectional" for all, "left_to_right" for itself and '
+        'earlier ones, "right_to_left" for itself and later ones',
+    )
     decoder: str = field(
         "",
         'decoder of a target text: "prefix" gives tokens of type 0 (the source) bidirectional and '
@@ -142,6 +149,7 @@ class BertConfig:
             ("hidden_act", ACTIVATIONS),
             ("dtype", DTYPES),
             ("feature_mix", FEATURE_MIXES),
+            ("direction", DIRECTIONS),
             ("decoder", DECODERS),
             ("attention_init", ATTENTION_INITS),
         ):
@@ -150,10 +158,10 @@ class BertConfig:
                     f"{name}={getattr(self, name)!r}: unknown. Use "
                     f"{' or '.join(choice or repr(choice) for choice in choices)}."
                 )
-        if self.decoder and self.causal:
+        if self.decoder and self.direction != "bidirectional":
             raise InputError(
-                f"decoder={self.decoder!r}: the source is bidirectional, and causal=True. Remove "
-                "one of them."
+                f"decoder={self.decoder!r}: the source is bidirectional, and direction="
+                f"{self.direction}. Remove one of them."
             )
         if self.has_cross_attention:
             for name in ("feature_layers", "bilstm"):
@@ -178,7 +186,15 @@ class BertConfig:
         """Mask of the encoder's attention, as in `bertjax.model.attention.dispatch.attention`."""
         if self.decoder in ("prefix", "masked_prefix"):
             return "prefix"
-        return "causal" if self.causal else "bidirectional"
+        return cast(MaskKind, self.direction)
+
+    @property
+    def unpublished_field(self) -> str:
+        """Name of a field whose value only bertjax's format supports; "" without one."""
+        defaults = {name: getattr(type(self), name) for name in UNPUBLISHED_FIELDS}
+        if self.direction == "left_to_right":  # `is_decoder` in other formats
+            del defaults["direction"]
+        return next((name for name, value in defaults.items() if getattr(self, name) != value), "")
 
     @property
     def feed_forward_size(self) -> int:

@@ -64,6 +64,11 @@ class FillMaskPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot for each mask."""
+        if (direction := self.config.model.direction) != "bidirectional":
+            raise InputError(
+                f"model.direction={direction}: this model fills no masks and continues no text. "
+                "Fine-tune it, alone or in a pair."
+            )
         texts = [require_text(item) for item in inputs]
         ids = [self._encode(item.location, text) for item, text in zip(inputs, texts, strict=True)]
         masks = [np.flatnonzero(text_ids == self.tokenizer.mask_id) for text_ids in ids]

@@ -42,6 +42,7 @@ from data_pipelines.rampup import BatchSizeRampup
 
 _log = logging.getLogger("bertjax")
 
+DIRECTIONS = {"clm": "left_to_right", "clm_reverse": "right_to_left"}  # of the attention
 _CONFIG_FIELDS = ("batch_size", "max_seq_length", "packing")  # fields of `Config`
 _MIN_SENTENCES_PER_DOCUMENT = 2  # with fewer, hardly any sentence follows another
 
@@ -57,10 +58,11 @@ class PretrainingObjective(Objective):
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
             check_type_vocab_size(config.model, "the sentences of a pair")
-        if config.model.causal != (self.options.objective == "clm"):
+        direction = DIRECTIONS.get(self.options.objective, "bidirectional")
+        if config.model.direction != direction:
             raise InputError(
-                f"data.objective={self.options.objective}: model.causal={config.model.causal} does "
-                "not fit it. Set model.causal=True with data.objective=clm alone."
+                f"data.objective={self.options.objective}: model.direction="
+                f"{config.model.direction} does not fit it. Set model.direction={direction}."
             )
         if config.distill.unlabeled:
             raise InputError(
@@ -73,7 +75,7 @@ class PretrainingObjective(Objective):
     @property
     def generates(self) -> bool:
         """True for left-to-right models."""
-        return self.config.model.causal
+        return self.config.model.direction == "left_to_right"
 
     def check_inputs_repeat(self) -> None:
         """Raise InputError if masking is dynamic."""
@@ -170,7 +172,8 @@ class PretrainingTask(Task):
     @classmethod
     def pipeline_class(cls, config: Config) -> type[Pipeline[Any]]:
         """Return the pipeline that fits the direction of attention."""
-        return TextGenerationPipeline if config.model.causal else FillMaskPipeline
+        generates = config.model.direction == "left_to_right"
+        return TextGenerationPipeline if generates else FillMaskPipeline
 
     @functools.cached_property
     def data(self) -> PretrainingData:
@@ -262,7 +265,8 @@ class PretrainingTask(Task):
         if model.config.decoder or not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
         max_seq_length = min(Config.max_seq_length, model.config.max_position_embeddings)
-        without_nsp = "clm" if model.config.causal else "mlm"
+        by_direction = {direction: objective for objective, direction in DIRECTIONS.items()}
+        without_nsp = by_direction.get(model.config.direction, "mlm")
         objective = "mlm_nsp" if "nsp" in model.params else without_nsp
         return {"max_seq_length": max_seq_length, "data": {"objective": objective}}
 

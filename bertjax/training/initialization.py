@@ -44,7 +44,7 @@ _log = logging.getLogger("bertjax")
 T = TypeVar("T")
 
 # Fields that change what the same parameters compute, and that no parameter's shape reveals.
-_ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
+_ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "direction")
 _INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
 _UNPUBLISHED_FIELDS = (
     "dtype",
@@ -144,7 +144,7 @@ class PretrainedModel:
 
         Fields that may differ are logged. Heads that have other labels or read other layers are
         removed from this model, so that `load_init_params` does not load them. A masked language
-        model may be initialized from a causal one.
+        model may be initialized from one of one direction.
 
         Args:
           model: configuration of the new encoder.
@@ -155,9 +155,10 @@ class PretrainedModel:
           InputError: a field that must be equal, or the shape of a parameter, differs.
         """
         saved = self.bert_config
-        if saved.causal and not model.causal and "mlm" in shapes:
-            _log.info("%s is causal: its attention becomes bidirectional.", self.path)
-            saved = dataclasses.replace(saved, causal=False)
+        becomes_bidirectional = "bidirectional" == model.direction != saved.direction
+        if becomes_bidirectional and "mlm" in shapes:
+            _log.info("%s: %s attention becomes bidirectional.", self.path, saved.direction)
+            saved = dataclasses.replace(saved, direction="bidirectional")
         check_architecture(self.path, saved, model)
         if any(getattr(saved, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
             # Heads that read another mix of layers are other heads.

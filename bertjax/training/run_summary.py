@@ -84,13 +84,14 @@ def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) ->
     """Return where the result is, and the next commands."""
     paths = str(workdir), str(workdir / "scores"), f"{workdir.name}-hf"
     quoted, scores, exported = map(shlex.quote, paths)
+    model = task.config.model
     pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
     sample = predict_arguments(pipeline.sample_input())
     commands = {
         f"evaluate --checkpoint {quoted} --output {scores}": bool(task.eval_sets()),
-        f"predict --checkpoint {quoted} {sample}": True,
+        f"predict --checkpoint {quoted} {sample}": model.direction != "right_to_left",
         f"report {quoted}": True,
-        f"convert --to hf {quoted} {exported}": not task.config.model.bilstm,
+        f"convert --to hf {quoted} {exported}": not model.unpublished_field,
     }
     lines = [f"  bertjax {command}" for command, possible in commands.items() if possible]
     return "\n".join([f"done; the model is in {checkpoint}. Next:", *lines])

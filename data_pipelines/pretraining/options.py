@@ -13,13 +13,15 @@ from data_pipelines.parallel import MAX_WORKERS
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import SequenceLimits
 
-OBJECTIVES = ("mlm_nsp", "mlm", "clm")
+OBJECTIVES = ("mlm_nsp", "mlm", "clm", "clm_reverse")
+CLM_OBJECTIVES = ("clm", "clm_reverse")
 REPLACE_PROBS = ("mask_replace_prob", "random_replace_prob")
 MASKING_OPTIONS = ("masking", "mlm_probability", *REPLACE_PROBS, "random_tokens")
 
 # The arrays of a batch of B sequences: dtype, and the second axis: T tokens, M predictions or K
 # examples (1 without packing). With objective "clm", every token but the last of an example is a
-# prediction: none is masked, and `masked_lm_ids` are the tokens that follow.
+# prediction: none is masked, and `masked_lm_ids` are the tokens that follow. With "clm_reverse",
+# every token but the first is one, and `masked_lm_ids` are the tokens before.
 BATCH_ARRAYS = {
     "input_ids": (np.int32, "T"),  # 0 for padding
     "token_type_ids": (np.int32, "T"),  # 0 for sentence A, 1 for B
@@ -52,7 +54,8 @@ class PretrainingOptions:
     objective: str = field(
         "mlm_nsp",
         'objective: "mlm_nsp" (masked LM and next sentence prediction on pairs), "mlm" (masked LM '
-        'on single segments) or "clm" (left to right, each token predicts the next)',
+        'on single segments), "clm" (left to right, each token predicts the next) or "clm_reverse" '
+        "(right to left, each token predicts the one before)",
     )
     full_sentences: bool = field(
         False,
@@ -127,11 +130,12 @@ class PretrainingOptions:
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(choices)
                 raise InputError(f"{name}={value!r}: unknown value. Choose one of {known}.")
-        if self.objective == "clm":
+        if self.objective in CLM_OBJECTIVES:
             for name in ("max_predictions_per_seq", *MASKING_OPTIONS):
                 if (value := getattr(self, name)) != getattr(PretrainingOptions, name):
                     raise InputError(
-                        f"{name}={value}: objective=clm masks no tokens. Remove this option."
+                        f"{name}={value}: objective={self.objective} masks no tokens. Remove this "
+                        "option."
                     )
         for name in ("short_seq_prob", "mlm_probability", *REPLACE_PROBS):
             if not 0 <= (value := getattr(self, name)) <= 1:
@@ -169,7 +173,7 @@ class PretrainingOptions:
             self.max_seq_length,
             4 * math.ceil(math.ceil(self.mlm_probability * self.max_seq_length) / 4),
         )
-        if self.objective == "clm":
+        if self.objective in CLM_OBJECTIVES:
             predictions = self.max_seq_length
         examples = self.max_examples_per_seq or (
             max(1, self.max_seq_length // 16) if self.packing else 1

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_pipelines.pretraining import masking
-from data_pipelines.pretraining.options import PretrainingOptions
+from data_pipelines.pretraining.options import CLM_OBJECTIVES, PretrainingOptions
 from data_pipelines.pretraining.packing import pack, write_pairs
 from data_pipelines.pretraining.pairs import Pairs, draw_pairs
 from data_pipelines.pretraining.sections import Sections
@@ -103,7 +103,7 @@ def count_sequences_to_keep(
 
 def _prediction_counts(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
     """Return the number of predictions of each pair, int64 [P]."""
-    if options.objective == "clm":
+    if options.objective in CLM_OBJECTIVES:
         return pairs.lengths - 1
     return masking.prediction_counts(
         pairs.lengths,
@@ -156,8 +156,8 @@ def make_batch_arrays(
         text, pairs, sequence_of_pair, batch, tokenizer.cls_id, tokenizer.sep_id
     )
 
-    if options.objective == "clm":
-        _fill_next_token_targets(batch)
+    if options.objective in CLM_OBJECTIVES:
+        _fill_neighbor_targets(batch, is_reverse=options.objective == "clm_reverse")
         return batch
     limits = options.sequence_limits
     length, predictions = limits.tokens, limits.predictions
@@ -191,15 +191,18 @@ def make_batch_arrays(
     return batch
 
 
-def _fill_next_token_targets(batch: dict[str, np.ndarray]) -> None:
-    """Set the predictions of each token of an example, except the last, to the next token."""
+def _fill_neighbor_targets(batch: dict[str, np.ndarray], is_reverse: bool) -> None:
+    """Let each token of an example, except the last, predict the next token.
+
+    In reverse each token except the first predicts the token before.
+    """
     example_ids = batch["example_ids"]
     sequence, column = np.nonzero(
         (example_ids[:, :-1] > 0) & (example_ids[:, :-1] == example_ids[:, 1:])
     )
     slot = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)
-    batch["masked_lm_positions"][sequence, slot] = column
-    batch["masked_lm_ids"][sequence, slot] = batch["input_ids"][sequence, column + 1]
+    batch["masked_lm_positions"][sequence, slot] = column + is_reverse
+    batch["masked_lm_ids"][sequence, slot] = batch["input_ids"][sequence, column + 1 - is_reverse]
     batch["masked_lm_weights"][sequence, slot] = 1
 
 

@@ -108,9 +108,10 @@ def attention(
       value: [B, T, N, D].
       example_ids: int32 [B, T]; a token attends to the tokens with the same id. With the mask
         "prefix" the id of a target token is negated.
-      mask_kind: "bidirectional"; "causal" for a token that attends only to itself and earlier
-        tokens; "prefix" for source tokens, which attend to the source, and target tokens, which
-        attend to the source and to the target up to themselves (Dong et al. 2019).
+      mask_kind: "bidirectional"; "left_to_right" for a token that attends only to itself and
+        earlier tokens, "right_to_left" to itself and later ones; "prefix" for source tokens, which
+        attend to the source, and target tokens, which attend to the source and to the target up to
+        themselves (Dong et al. 2019).
       dropout_rate: dropout of the attention probabilities.
       dropout_key: key of the dropout; None for no dropout.
 

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-MaskKind = Literal["bidirectional", "causal", "prefix"]
+MaskKind = Literal["bidirectional", "left_to_right", "right_to_left", "prefix"]
 
 
 def visible_keys(
@@ -27,8 +27,10 @@ def visible_keys(
     if mask_kind == "bidirectional":
         return q_ids == k_ids
     q_positions, k_positions = positions()
-    if mask_kind == "causal":
+    if mask_kind == "left_to_right":
         return (q_ids == k_ids) & (q_positions >= k_positions)
+    if mask_kind == "right_to_left":
+        return (q_ids == k_ids) & (q_positions <= k_positions)
     # A source token is visible from the start. Source queries precede the target, so they do not
     # see it. A position for each key is cheaper than a condition for each pair.
     visible_from = jnp.where(k_ids > 0, 0, k_positions)

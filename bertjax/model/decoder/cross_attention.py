@@ -131,7 +131,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         """Declare the embeddings, so that heads can read them."""
-        self.causal_config = dataclasses.replace(self.config, causal=True, decoder="")
+        self.causal_config = dataclasses.replace(self.config, direction="left_to_right", decoder="")
         self.embeddings = Embeddings(self.causal_config)
 
     @nn.compact

@@ -49,7 +49,7 @@ def start(
     where = batch["source_tokens"]
     vectors = vectors.reshape(-1, config.hidden_size)[where]
     # As in `Decoder`.
-    config = dataclasses.replace(config, causal=True, decoder="")
+    config = dataclasses.replace(config, direction="left_to_right", decoder="")
     blocks = layers_of(params["decoder"]["blocks"], config.num_hidden_layers)
     head = transpose_kernels(params["mlm"])
     stack = TokenStack(params["decoder"]["embeddings"], blocks, head, _block)

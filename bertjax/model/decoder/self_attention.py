@@ -1,4 +1,4 @@
-"""Incremental decoding with the encoder's own attention, for `decoder=prefix` and `causal`.
+"""Incremental decoding with the encoder's own attention, for `decoder=prefix` and left to right.
 
 Target tokens are tokens of the encoder. The first pass over the sources is the model's own, packed.
 Then each step computes one token of each hypothesis. With `decoder=masked_prefix` it computes two,
@@ -39,7 +39,7 @@ def start(
     """Compute the sources; see `bertjax.model.decoder.generation.generate`.
 
     Args:
-      config: shape of an encoder whose mask is prefix or causal.
+      config: shape of an encoder whose mask is prefix or left_to_right.
       params: parameters of the encoder and the masked LM head.
       batch: the batch.
       decoding: constants of the program; the cache has space for `max_new_tokens`.

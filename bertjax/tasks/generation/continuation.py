@@ -60,9 +60,9 @@ class TextGenerationPipeline(Pipeline[Context]):
     def parse_arguments(texts: str | Iterable[str], **options: Any) -> Any:
         """Return the text that a model generates, token by token: {"text", "generated_text"}.
 
-        A causal model continues the text, a model of `generation` takes it as the source. With
-        `return_all_scores`, or several returned sequences, the answer has `sequences`, a list of
-        {"generated_text", "score"}.
+        A left-to-right model continues the text, a model of `generation` takes it as the source.
+        With `return_all_scores`, or several returned sequences, the answer has `sequences`, a list
+        of {"generated_text", "score"}.
 
         Args:
           texts: a text, or several; a source may be a dictionary with its column.
