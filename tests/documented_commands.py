@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        24,
+        25,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
@@ -71,9 +71,12 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
     (r"--batch \d+", "--batch 2"),
     (r"(ablations\.recipes) (.*) --steps \d+", r"\1 --only paper modern --seeds 1 \2 --steps 40"),
-    (r"(ablations objectives .*) --steps \d+", r"\1 --finetune all.steps=4 --steps 10"),
+    (
+        r"(ablations (?:objectives|architectures) .*) --steps \d+",
+        r"\1 --finetune all.steps=4 --steps 10",
+    ),
     (r"(experiments\.(?:bench|ablations)[. ](\w+) .*--output) DIR", r"\1 \2"),
-    (r"mrpc=MRPC --task qnli=QNLI", "mrpc=GLUE"),
+    (r"mrpc=MRPC( --task qnli=QNLI)?", "mrpc=GLUE"),
     (r"wnut17train\.conll", "train.conll"),
     (r"emerging\.test\.annotated", "dev.conll"),
     (r"wnut17", "conll"),

@@ -16,19 +16,23 @@ from bertjax.tasks import registry
 from experiments.ablations import __main__ as ablations
 from experiments.ablations import commands, feature_based, recipes
 from experiments.ablations.__main__ import Ablation
+from experiments.ablations.architectures import count_parameters, fit_encoders, make_table
 from experiments.ablations.results import VariantResult, describe_finding, write_results
 from experiments.ablations.tables import TABLES, TASKS, Finding, make_tables
 
 ABLATION_TABLES = make_tables(("2-128", "4-256"), (0.1, 0.5, 1.0))
+ABLATION_TABLES[ablations.ARCHITECTURES] = make_table("2-128", 8192)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", ABLATION_TABLES)
 def test_table_rows_have_distinct_valid_configurations(name) -> None:
     table = ABLATION_TABLES[name]
     runs = [(v.pretraining_name, v.step_fraction, *v.finetuning.items()) for v in table.variants]
     assert len(set(runs)) == len(runs)
-    for variant in table.variants:
-        options = {"model": "2-128", "recipe": "paper", **variant.options}
+    for variant in itertools.chain.from_iterable(
+        row.directions() if row.is_pair else [row] for row in table.variants
+    ):
+        options = {"model": "2-128", "recipe": "modern", **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
         config = load_config(f"pretraining:{spec}", variant.fields, registry.data_fields())
         registry.make_objective(config.resolve())
@@ -41,7 +45,7 @@ def make_ablation(output: pathlib.Path, **fields: object) -> Ablation:
     return Ablation(argparse.Namespace(**args | fields))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", ABLATION_TABLES)
 def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch) -> None:
     commands = []
     monkeypatch.setattr(ablations, "run_bertjax", lambda *words: commands.append(words))
@@ -57,15 +61,27 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
         model = ablation._pretrain(variant)
         for task in TASKS:
             ablation._fine_tune(variant, model, task)
-    assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants)
+    num_pairs = sum(variant.is_pair for variant in ablation.table.variants)
+    assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants) + 2 * num_pairs
+    commands = [command for command in commands if command[0] != "convert"]
     for command in commands:
         configuration(command)
-    (two_layers,) = {
+    feature_layers = {
         configuration(command).model.feature_layers
         for command in commands
         if "features=concat_last_four" in " ".join(command) and "4-256" not in " ".join(command)
     }
-    assert two_layers == "-2..-1"
+    # Those of the rows of features, and of a transformer of a pair, which has one layer.
+    others = {"0..-1", "-1..-1"} if name == ablations.ARCHITECTURES else set()
+    assert feature_layers == {"-2..-1"} | others
+
+
+@pytest.mark.parametrize("size", ["2-128", "4-256", "6-512"])
+def test_architectures_have_equally_many_parameters(size) -> None:
+    encoders = fit_encoders(size, 8192)
+    bert, transformer, lstm = (count_parameters(encoders[name]) for name in ENCODER_KINDS)
+    assert 2 * transformer == pytest.approx(bert, rel=0.01) == pytest.approx(2 * lstm, rel=0.01)
+    assert encoders["lstm"].feed_forward_size > encoders["lstm"].hidden_size
 
 
 def configuration(command: list[str]) -> Config:
@@ -74,6 +90,7 @@ def configuration(command: list[str]) -> Config:
     return load_config(command[command.index("--config") + 1], fields, registry.data_fields())
 
 
+ENCODER_KINDS = ("bert", "transformer", "lstm")
 Steps = dict[str, list[int]]  # of each run, by the name of its row
 
 

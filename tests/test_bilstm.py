@@ -10,8 +10,9 @@ import pytest
 
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.encoder import ENCODER_INPUTS
+from bertjax.model.encoders import LayerMix
+from bertjax.model.recurrent.bilstm import BiLSTM
 from data_pipelines.errors import InputError
 
 UNITS, WIDTH = 3, 5

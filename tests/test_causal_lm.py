@@ -1,16 +1,19 @@
 """Causal language models: data, objective, training and generation."""
 
+import functools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from pretraining_runs import losses, make_run_config, metrics
 from run_outputs import answers_of
 
 from bertjax.inference.convert import convert
-from bertjax.model.bert import last_positions
+from bertjax.model.encoders import last_positions
+from bertjax.model.heads import sampled_logits
 from bertjax.tasks.pretraining import PretrainingObjective, PretrainingTask
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
@@ -144,3 +147,40 @@ def test_clm_trains_generates_and_initializes_an_mlm(corpus, tmp_path) -> None:
     convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")
     assert answers_of(tmp_path / "hf", lines) == answers
     assert '"BertLMHeadModel"' in (tmp_path / "hf" / "config.json").read_text()
+
+
+def test_sampled_softmax_estimates_the_sum_over_the_vocabulary() -> None:
+    random = np.random.default_rng(0)
+    x, word, bias = (
+        jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((1, 1, 8), (50, 8), (50,))
+    )
+    targets = jnp.array([[7]])
+    whole = x[0, 0] @ word.T + bias
+    draws = jax.random.randint(jax.random.key(0), (4000, 20), 0, 50)
+    logits = jax.jit(jax.vmap(lambda drawn: sampled_logits(x, word, bias, targets, drawn)))(draws)
+    assert logits.shape == (4000, 1, 1, 21)
+    np.testing.assert_allclose(logits[..., 0], whole[7], rtol=1e-5)
+    sums = jnp.exp(logits).sum(axis=-1)
+    error = float(sums.std()) / 4000**0.5
+    assert abs(float(sums.mean() - jnp.exp(whole).sum())) < 3 * error < 0.05 * float(sums.mean())
+    is_target = np.asarray(draws == 7)
+    assert is_target.any() and np.isneginf(logits[:, 0, 0, 1:][is_target]).all()
+
+
+def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:
+    plain = PretrainingObjective(make_run_config(corpus, **CAUSAL))
+    sampled = PretrainingObjective(make_run_config(corpus, **CAUSAL, model__sampled_softmax=4000))
+    batch = PretrainingData(corpus, plain.options).batch(0)
+    params = jax.jit(plain.init_params)(jax.random.key(0))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def loss(objective: PretrainingObjective, key: Any) -> Any:
+        sums = objective.train_sums(params, batch, key, {}, jnp.float32(0))
+        return sums["mlm_loss"][0] / sums["mlm_loss"][1]
+
+    keys = jax.random.split(jax.random.key(1), 2)
+    first, second = (float(loss(sampled, key)) for key in keys)
+    assert first == float(loss(sampled, keys[0])) != second
+    assert abs(first - float(loss(plain, keys[0]))) < 0.05
+    with pytest.raises(InputError, match="sampled_softmax=8: only a CLM predicts so many tokens"):
+        PretrainingObjective(make_run_config(corpus, model__sampled_softmax=8))

@@ -4,6 +4,7 @@ import argparse
 import os
 
 from bertjax.cli.files import add_task, check_directory
+from data_pipelines.errors import InputError
 
 ORDER = 90
 EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
@@ -16,6 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="format_name", choices=FORMATS, help="format of SRC (detected)"
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="format of DST")
+    parser.add_argument(
+        "--right-to-left",
+        default="",
+        metavar="DIR",
+        help="language model from right to left; SRC is one from left to right, and DST gets the "
+        "encoders of both, to fine-tune as a pair (ELMo)",
+    )
     parser.add_argument("source", metavar="SRC", help="model directory, checkpoint or workdir")
     parser.add_argument("target", metavar="DST", help="new directory")
     add_task(parser)
@@ -27,6 +35,10 @@ def check(args: argparse.Namespace) -> None:
 
     check_directory(os.path.dirname(args.target) or ".", "DST")
     args.format_name = args.format_name or find_format(args.source)
+    if args.right_to_left:
+        find_format(args.right_to_left)
+        if args.to != "bertjax":
+            raise InputError(f"--to {args.to}: only the bertjax format has pairs. Use bertjax.")
     if args.to == "tf1":
         check_tensorflow(args.target)
 
@@ -41,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.workdir.run_record import read_calibration
 
     format_name = args.format_name
-    model = convert(args.source, args.target, format_name, args.to)
+    model = convert(args.source, args.target, format_name, args.to, args.right_to_left)
     shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
     if (epath.Path(args.source) / MODULES_FILE).exists():

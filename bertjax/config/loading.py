@@ -29,6 +29,7 @@ MODEL_FIELDS = (
     "type_vocab_size",
     "hidden_act",
     "layer_norm_eps",
+    "encoder",
     "direction",
     *LAYER_MIX_FIELDS,
 )

@@ -83,9 +83,6 @@ def write(model: NumpyModel, path: epath.Path) -> None:
         cross-attention, its tokenizer is not WordPiece, or tensorflow is missing; or as
         `NumpyModel.named_arrays`.
     """
-    check_tensorflow(path)
-    import tensorflow as tf
-
     if model.config.has_cross_attention:
         raise InputError(
             f"model.decoder={model.config.decoder!r}: the TF1 format has no decoder. Convert to hf."
@@ -100,6 +97,9 @@ def write(model: NumpyModel, path: epath.Path) -> None:
             f"tokenizer is {model.tokenizer.kind}: the TF1 format supports WordPiece only. Convert "
             "to hf."
         )
+    check_tensorflow(path)
+    import tensorflow as tf
+
     atomic_write_text(path / BERT_CONFIG_FILE, json.dumps(to_config_dict(model), indent=2) + "\n")
     arrays = model.named_arrays("tf1")
     tf.raw_ops.SaveV2(

@@ -109,7 +109,7 @@ class Model:
             self._embedders[options] = Embedder(self._pretrained, options)
         embedder, listed = self._embedders[options], _as_texts(texts)
         if not listed:
-            return np.zeros((0, self.config.hidden_size), np.float32)
+            return np.zeros((0, self.config.output_size), np.float32)
         encoded = embedder.encode(listed)
         embedder.warn_truncated(encoded.num_truncated, len(listed))
         return encoded.embeddings[0] if isinstance(texts, str) else encoded.embeddings

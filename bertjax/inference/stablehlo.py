@@ -101,6 +101,11 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
 def _load_function(pretrained: PretrainedModel) -> tuple[Apply, bool]:
     """Return the function from a batch to its outputs, and whether it predicts tokens."""
     check_modules_known(pretrained.parts, pretrained.path)
+    if pretrained.bert_config.encoder == "lstm":
+        raise InputError(
+            f"{pretrained.path}: an LSTM's loop has a fixed length, and texts of a program have "
+            "any. Predict with bertjax."
+        )
     params = pretrained.load_all(make_mesh(1, 1, 1, jax.devices()[:1]))
     if not any(part in HEADS for part in pretrained.parts):
 

@@ -143,6 +143,37 @@ def split_unsupported_reason(sequences: int, heads: int) -> str:
     return ""
 
 
+def shard_map_over_batch(
+    function: Callable[..., Array], arrays: Sequence[Array], params: Sequence[Array]
+) -> Array:
+    """Return `function(*arrays, *params)`, computed shard by shard, [B, ...].
+
+    The gradients of the parameters are reduced once, after the backward pass of the function. In a
+    loop the partitioner would reduce them at each step. Without a mesh, inside another `shard_map`,
+    or if the batch cannot be split, there is one shard.
+
+    Args:
+      function: takes arrays and parameters of a shard.
+      arrays: [B, ...].
+      params: replicated.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if _is_sharded() and len(arrays[0]) % num_batch_shards(mesh) == 0:
+        function = jax.shard_map(
+            function,
+            in_specs=(*[BATCH_SPEC] * len(arrays), *[PartitionSpec()] * len(params)),
+            out_specs=BATCH_SPEC,
+            check_vma=False,
+        )
+    return function(*arrays, *params)
+
+
+def _is_sharded() -> bool:
+    """Return whether there is a mesh whose axes are not manual yet."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty or {*AXES} <= {*mesh.manual_axes})
+
+
 def shard_map_over_batch_and_heads(
     function: Callable[..., Array], seeds: Array, example_ids: Array, arrays: Sequence[Array]
 ) -> Array:
@@ -158,8 +189,7 @@ def shard_map_over_batch_and_heads(
       arrays: [B, T, N, D], as the result.
     """
     sequences, length, heads, size = shape = arrays[0].shape
-    mesh = jax.sharding.get_abstract_mesh()
-    if not (mesh.empty or {*AXES} <= {*mesh.manual_axes}):
+    if _is_sharded():
         spec, heads_spec = PartitionSpec(BATCH_SPEC[0], None, "tensor"), PartitionSpec("tensor")
         function = jax.shard_map(
             function,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model.bert_config import BertConfig, hidden_state_indices, parse_layers
-from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.decoder.cross_attention import SLOTS_KEY, Decoder, decoder_inputs, source_inputs
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import ENCODER_INPUTS, Encoder
+from bertjax.model.encoder import ENCODER_INPUTS
+from bertjax.model.encoders import LayerMix, gather_from_pair, last_positions, make_encoder
 from bertjax.model.head_positions import (
     POOLED_KEY,
     encode_at_positions,
@@ -22,6 +22,7 @@ from bertjax.model.head_positions import (
 )
 from bertjax.model.heads import HEADS, Batch, Pooler
 from bertjax.model.layers import gather
+from bertjax.model.recurrent.bilstm import BiLSTM
 
 
 class BertWithHeads(nn.Module):
@@ -48,16 +49,15 @@ class BertWithHeads(nn.Module):
           hidden_layers: layers whose hidden states [len(hidden_layers), B, T, H] are returned too,
             as in `hidden_state_indices`.
         """
-        config, encoder = self.config, Encoder(self.config, name="encoder")
+        config, encoder = self.config, make_encoder(self.config, "encoder")
         inputs = [batch[name] for name in ENCODER_INPUTS]
         if config.has_cross_attention:
             inputs = source_inputs(*inputs)
         example_ids = batch["example_ids"]
         positions = head_positions(self.heads, batch)
-        # From left to right [CLS], the first token, sees only itself.
-        if config.direction == "left_to_right" and POOLED_KEY in positions:
-            count = positions[POOLED_KEY].shape[1]
-            positions[POOLED_KEY] = last_positions(example_ids, count)
+        first = positions.get(POOLED_KEY)  # from left to right [CLS] sees only itself
+        if config.direction in ("left_to_right", "pair") and first is not None:
+            positions[POOLED_KEY] = last_positions(example_ids, first.shape[1])
         num_positions = num_last_block_positions(config, self.heads, batch)
         outputs: dict[str, Array] = {}
         depths = hidden_state_indices(hidden_layers, config.num_hidden_layers)
@@ -87,6 +87,8 @@ class BertWithHeads(nn.Module):
             hidden = self._all_positions(encoder, inputs, deterministic)
             vectors = {name: gather(hidden, array) for name, array in positions.items()}
             vectors[""] = hidden
+        if config.direction == "pair" and first is not None:
+            vectors[POOLED_KEY] = gather_from_pair(vectors[""], first, positions[POOLED_KEY])
         if POOLED_KEY in positions:
             vectors[POOLED_KEY] = Pooler(config, name="pooler")(vectors[POOLED_KEY])
         word = encoder.embeddings.word
@@ -104,33 +106,22 @@ class BertWithHeads(nn.Module):
             outputs[f"{head.name}_logits"] = module(x, batch, word)
         return outputs
 
-    def _all_positions(
-        self, encoder: Encoder, inputs: Sequence[Array], deterministic: bool
-    ) -> Array:
+    def _all_positions(self, encoder: Any, inputs: Sequence[Array], deterministic: bool) -> Array:
         """Return the vectors of all tokens [B, T, H] that heads read."""
         config = self.config
         if config.feature_layers:
             layers = parse_layers(config.feature_layers, config.num_hidden_layers)
-            states = jax.lax.stop_gradient(encoder(*inputs, deterministic=True, layers=layers))
-            hidden = LayerMix(config.feature_mix, name="features")(states)
+            frozen = config.freeze_features
+            states = encoder(*inputs, deterministic=deterministic or frozen, layers=layers)
+            states = jax.lax.stop_gradient(states) if frozen else states
+            num_encoders = 2 if config.direction == "pair" else 1
+            hidden = LayerMix(config.feature_mix, num_encoders, name="features")(states)
         else:
             hidden = encoder(*inputs, deterministic=deterministic)
         if config.bilstm:
             *_, example_ids, _ = inputs
             hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, example_ids)
         return hidden
-
-
-def last_positions(example_ids: Array, num_examples: int) -> Array:
-    """Return the position of the last token of each example, int32 [B, K], 0 for none.
-
-    Args:
-      example_ids: int32 [B, T].
-      num_examples: K.
-    """
-    is_own = example_ids[:, None] == jnp.arange(1, num_examples + 1)[:, None]
-    positions = jnp.arange(example_ids.shape[1], dtype=jnp.int32)
-    return jnp.max(jnp.where(is_own, positions, 0), axis=-1)
 
 
 class _DummyBatch(dict[str, Array]):

@@ -14,7 +14,8 @@ from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 FEATURE_MIXES = ("concat", "sum")
-DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
+ENCODERS = ("transformer", "lstm")
+DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left", "pair")
 DECODERS = ("", "prefix", "masked_prefix", "cross_attention")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
@@ -24,7 +25,8 @@ _MAXIMA = {
 }
 # Fields by which heads read something else than the last layer.
 LAYER_MIX_FIELDS = ("feature_layers", "feature_mix", "bilstm")
-UNPUBLISHED_FIELDS = ("direction", *LAYER_MIX_FIELDS)
+_TRANSFORMER_FIELDS = ("attention_init", "scan_layers", "remat")
+UNPUBLISHED_FIELDS = ("encoder", "direction", *LAYER_MIX_FIELDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +77,16 @@ class BertConfig:
         "rematerialization: recomputes blocks in the backward pass to save memory; on CPUs it "
         "saves memory only with `scan_layers`",
     )
+    encoder: str = field(
+        "transformer",
+        'kind of the layers: "transformer", or "lstm" with `intermediate_size` cells, projected to '
+        "`hidden_size`, as in ELMo; it reads in one direction, or is a pair",
+    )
     direction: str = field(
         "bidirectional",
-        'tokens that a token attends to: "bidirectional" for all, "left_to_right" for itself and '
-        'earlier ones, "right_to_left" for itself and later ones',
+        'tokens that a token sees: "bidirectional" for all, "left_to_right" for itself and '
+        'earlier ones, "right_to_left" for itself and later ones; "pair" for two encoders, one in '
+        "each of these directions, whose vectors are concatenated, as in ELMo",
     )
     decoder: str = field(
         "",
@@ -90,14 +98,22 @@ class BertConfig:
     )
     feature_layers: str = field(
         "",
-        'layers of a frozen encoder that heads read, such as "-1" or "-4..-1", 0 for the '
-        'embeddings (section 5.3 of the paper); "" fine-tunes the encoder',
+        'layers that heads read, such as "-1" or "-4..-1", 0 for the embeddings (section 5.3 of '
+        'the paper); "" for the last one',
+    )
+    freeze_features: bool = field(
+        True, "keeps the encoder below `feature_layers` as it is; without them it is fine-tuned"
     )
     feature_mix: str = field(
         "concat", 'combination of `feature_layers`: "concat", or "sum" for a weighted sum'
     )
     bilstm: int = field(
         0, "units of a BiLSTM between encoder and heads, an even number; 0 for none"
+    )
+    sampled_softmax: int = field(
+        0,
+        "tokens that a train step of a CLM draws for its softmax, as in ELMo; 0 for the whole "
+        "vocabulary, which evaluations always take",
     )
     num_labels: int = field(
         0, "outputs of a classification head; 0 takes the number of labels from the data"
@@ -120,7 +136,7 @@ class BertConfig:
         for name, largest in _MAXIMA.items():
             if (getattr(self, name) or 0) > largest:
                 raise InputError(f"{name}={getattr(self, name)}: too large. Use at most {largest}.")
-        for name in ("num_labels", "bilstm"):
+        for name in ("num_labels", "bilstm", "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: negative. Use at least 0.")
         if self.bilstm % 2:
@@ -130,7 +146,7 @@ class BertConfig:
             )
         if self.feature_layers:
             parse_layers(self.feature_layers, self.num_hidden_layers)
-        if self.hidden_size % self.num_attention_heads:
+        if self.encoder == "transformer" and self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"num_attention_heads={self.num_attention_heads}: does not divide "
                 f"hidden_size={self.hidden_size}. Use a divisor, usually hidden_size / 64."
@@ -149,6 +165,7 @@ class BertConfig:
             ("hidden_act", ACTIVATIONS),
             ("dtype", DTYPES),
             ("feature_mix", FEATURE_MIXES),
+            ("encoder", ENCODERS),
             ("direction", DIRECTIONS),
             ("decoder", DECODERS),
             ("attention_init", ATTENTION_INITS),
@@ -163,6 +180,15 @@ class BertConfig:
                 f"decoder={self.decoder!r}: the source is bidirectional, and direction="
                 f"{self.direction}. Remove one of them."
             )
+        if self.encoder == "lstm":
+            if self.direction == "bidirectional":
+                raise InputError(
+                    "direction=bidirectional: an LSTM reads in one direction. Use left_to_right, "
+                    "right_to_left, or pair for two of them."
+                )
+            for name in _TRANSFORMER_FIELDS:
+                if (value := getattr(self, name)) != getattr(type(self), name):
+                    raise InputError(f"{name}={value!r}: an LSTM does not read it. Remove it.")
         if self.has_cross_attention:
             for name in ("feature_layers", "bilstm"):
                 if value := getattr(self, name):
@@ -175,6 +201,16 @@ class BertConfig:
     def has_cross_attention(self) -> bool:
         """True for a decoder with its own parameters, which attends to the encoder's vectors."""
         return self.decoder == "cross_attention"
+
+    @property
+    def continues_text(self) -> bool:
+        """True if it generates the tokens after a text, from cached keys and values."""
+        return self.direction == "left_to_right" and self.encoder == "transformer"
+
+    @property
+    def output_size(self) -> int:
+        """Size of the encoder's vectors: `hidden_size`, or twice as much for a pair."""
+        return 2 * self.hidden_size if self.direction == "pair" else self.hidden_size
 
     @property
     def predicts_masks(self) -> bool:

@@ -57,6 +57,10 @@ def forward_flops(
     before = 3 * hidden**2
     after = hidden**2 + 2 * hidden * config.feed_forward_size
     block = max_seq_length * (before + after) + 2 * max_seq_length**2 * hidden
+    if config.encoder == "lstm":
+        block = max_seq_length * (2 * 4 + 1) * hidden * config.feed_forward_size
+    if config.direction == "pair":
+        block *= 2
     if config.has_cross_attention:  # a block of the decoder: keys and values of the encoder, slots
         block += 2 * max_seq_length * hidden**2
         block += max_predictions_per_seq * (before + after + 2 * hidden**2)

@@ -42,7 +42,8 @@ def num_last_block_positions(
     """Return at how many positions of each sequence the last block is computed completely.
 
     All T positions are computed if a head reads all, or if heads read more than half of them. They
-    are also computed if a layer mix, a BiLSTM or a decoder reads all, or if the blocks form a loop.
+    are also computed if a layer mix, a BiLSTM or a decoder reads all, if the blocks form a loop, in
+    an LSTM, and in a pair, whose encoders are read at different positions.
 
     Args:
       config: shape of the encoder.
@@ -54,6 +55,8 @@ def num_last_block_positions(
     if not all(HEADS[name].pooled or HEADS[name].positions_key for name in heads):
         return length
     if config.scan_layers or config.feature_layers or config.bilstm or config.has_cross_attention:
+        return length
+    if config.encoder == "lstm" or config.direction == "pair":
         return length
     count: int = sum(array.shape[1] for array in head_positions(heads, batch).values())
     if is_symbolic_dim(count) or is_symbolic_dim(length):

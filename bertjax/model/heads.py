@@ -6,6 +6,7 @@ head known to all of them.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
 Batch = Mapping[str, Array]
+SAMPLED_IDS = "sampled_ids"  # of a batch: tokens of a sampled softmax
 
 
 @jax.custom_vjp
@@ -51,6 +53,28 @@ def _vocab_logits_backward(
 vocab_logits.defvjp(_vocab_logits_forward, _vocab_logits_backward)
 
 
+def sampled_logits(x: Array, word: Array, bias: Array, targets: Array, drawn: Array) -> Array:
+    """Return the logits of the target and of drawn tokens, float32 [B, M, 1 + S].
+
+    The sum of their exponentials estimates that of the whole vocabulary without bias (Bengio and
+    Senecal 2003). Tokens are drawn uniformly, because their ids are not in the order of their
+    frequencies. A drawn token that is the target has the logit -inf.
+
+    Args:
+      x: transformed vectors [B, M, H].
+      word: word embeddings [V, H].
+      bias: [V].
+      targets: int32 [B, M].
+      drawn: int32 [S], drawn uniformly with replacement.
+    """
+    word, dtype = word.astype(x.dtype), jnp.float32
+    target = jnp.einsum("bmh,bmh->bm", x, word[targets], preferred_element_type=dtype)
+    others = jnp.einsum("bmh,sh->bms", x, word[drawn], preferred_element_type=dtype) + bias[drawn]
+    others += math.log(len(word) / len(drawn))
+    others = jnp.where(drawn == targets[..., None], -jnp.inf, others)
+    return jnp.concatenate([(target + bias[targets])[..., None], others], axis=-1)
+
+
 class Pooler(nn.Module):
     """tanh(Dense(x)) of [CLS] vectors [..., H]."""
 
@@ -74,6 +98,8 @@ class MaskedLMHead(nn.Module):
         x = ACTIVATIONS[config.hidden_act](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
+        if SAMPLED_IDS in batch:
+            return sampled_logits(x, word, bias, batch["masked_lm_ids"], batch[SAMPLED_IDS])
         logits = vocab_logits(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
         return logits.reshape(*x.shape[:-1], -1)
 

@@ -97,14 +97,14 @@ def merge_pretrained(random_params: Any, pretrained_params: Any, reinit_layers: 
         pretrained_params.setdefault("decoder", decoder)
     merged = dict(random_params) | pretrained_params
     for part in ("encoder", "decoder") if reinit_layers else ():
-        if part not in pretrained_params:
-            continue
-        blocks = jax.tree.map(
-            lambda random, pretrained: jnp.concatenate(
-                [pretrained[:-reinit_layers], random[-reinit_layers:]]
-            ),
-            random_params[part]["blocks"],
-            pretrained_params[part]["blocks"],
-        )
-        merged[part] = {**pretrained_params[part], "blocks": blocks}
+        if part in pretrained_params:
+            merged[part] = jax.tree_util.tree_map_with_path(
+                lambda path, random, pretrained: (
+                    jnp.concatenate([pretrained[:-reinit_layers], random[-reinit_layers:]])
+                    if any(key.key == "blocks" for key in path)
+                    else pretrained
+                ),
+                random_params[part],
+                pretrained_params[part],
+            )
     return merged

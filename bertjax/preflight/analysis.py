@@ -91,7 +91,7 @@ def preflight(
         teacher_bytes=shard_bytes(train_constants) - shard_bytes(constants),
         steps=_num_steps(config, train),
         remat=config.model.remat,
-        attention=str(objective.attention_implementation(functions.mesh)),
+        attention=str(objective.attention_implementation(functions.mesh) or "none"),
         train=train,
         **forward,
     )

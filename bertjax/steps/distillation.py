@@ -194,6 +194,8 @@ class DistillationObjective(StudentObjective):
         for name, model in (("model", student), ("the teacher", teacher)):
             part = "a layer mix or a BiLSTM" if model.feature_layers or model.bilstm else ""
             part = "a decoder with cross-attention" if model.has_cross_attention else part
+            part = "an LSTM" if model.encoder == "lstm" else part
+            part = "a pair of encoders" if model.direction == "pair" else part
             if part and self._reads_hidden_states:
                 raise InputError(
                     f"distill.hidden_weight={distill.hidden_weight!r}: {name} has {part}. Distill "

@@ -171,9 +171,14 @@ class Objective(abc.ABC):
         """Return the model FLOPs of a train step; a backward pass counts as two forward passes."""
         return 3 * self.forward_flops(self.batch_size)
 
-    def attention_implementation(self, mesh: Mesh) -> AttentionImplementation:
-        """Return the attention implementation of the train step on a mesh, without tracing it."""
+    def attention_implementation(self, mesh: Mesh) -> AttentionImplementation | None:
+        """Return the attention implementation of the train step on a mesh, without tracing it.
+
+        An LSTM has none.
+        """
         model = self.config.model
+        if model.encoder == "lstm":
+            return None
         sequences, length = self.batch_shapes(self.batch_size)["example_ids"].shape
         shape = (
             sequences // self.config.gradient_accumulation_steps,

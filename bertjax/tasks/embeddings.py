@@ -15,7 +15,8 @@ from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
-from bertjax.model.encoder import ENCODER_INPUTS, Encoder
+from bertjax.model.encoder import ENCODER_INPUTS
+from bertjax.model.encoders import make_encoder
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
 from bertjax.tasks.pipeline import RunFunction
 from bertjax.tasks.task import bucket_size
@@ -84,7 +85,7 @@ def apply_encoder(
       key: key of dropout; None to turn dropout off.
       layers: layers to return; None for the last.
     """
-    hidden_states = Encoder(model).apply(
+    hidden_states = make_encoder(model, "encoder").apply(
         {"params": params["encoder"]},
         *(batch[name] for name in ENCODER_INPUTS),
         deterministic=key is None,

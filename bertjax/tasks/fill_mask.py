@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
+from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import (
     Content,
     HostBatch,
@@ -40,6 +41,14 @@ class FillMaskPipeline(Pipeline[Context]):
     description = "fills [MASK]s"
     max_batch_inputs = 64  # each mask has as many scores as the vocabulary tokens
 
+    def __init__(self, objective: Objective, *args: Any, **kwargs: Any) -> None:
+        super().__init__(objective, *args, **kwargs)
+        if (direction := self.config.model.direction) != "bidirectional":
+            raise InputError(
+                f"model.direction={direction}: this model fills no masks and continues no text. "
+                "Fine-tune it, alone or in a pair."
+            )
+
     @property
     def max_input_tokens(self) -> int:
         """Longest sequence of the encoder."""
@@ -64,11 +73,6 @@ class FillMaskPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot for each mask."""
-        if (direction := self.config.model.direction) != "bidirectional":
-            raise InputError(
-                f"model.direction={direction}: this model fills no masks and continues no text. "
-                "Fine-tune it, alone or in a pair."
-            )
         texts = [require_text(item) for item in inputs]
         ids = [self._encode(item.location, text) for item, text in zip(inputs, texts, strict=True)]
         masks = [np.flatnonzero(text_ids == self.tokenizer.mask_id) for text_ids in ids]

@@ -58,6 +58,10 @@ class FinetuningObjective(Objective):
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
+        if count := config.model.sampled_softmax:
+            raise InputError(
+                f"model.sampled_softmax={count}: task={config.task} does not read it. Set 0."
+            )
         # One example in each sequence; `FinetuningTask.prepare` lowers it where the data allow.
         self.batch_size = self.round_up_batch_size(
             config.batch_size, config.gradient_accumulation_steps
@@ -65,7 +69,9 @@ class FinetuningObjective(Objective):
 
     def trainable(self, name: str) -> bool:
         """Return False for the frozen encoder of a feature-based model."""
-        return not (self.config.model.feature_layers and name.startswith("encoder/"))
+        model = self.config.model
+        is_frozen = model.feature_layers and model.freeze_features
+        return not (is_frozen and name.startswith("encoder/"))
 
     @property
     def sequence_shape(self) -> PackedShape:

@@ -19,7 +19,8 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.distributed import broadcast_from_process_0
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops
-from bertjax.model.heads import BACKBONE_MODULES
+from bertjax.model.heads import BACKBONE_MODULES, SAMPLED_IDS
+from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
 from bertjax.tasks.fill_mask import FillMaskPipeline
 from bertjax.tasks.generation.continuation import TextGenerationPipeline
@@ -64,6 +65,11 @@ class PretrainingObjective(Objective):
                 f"data.objective={self.options.objective}: model.direction="
                 f"{config.model.direction} does not fit it. Set model.direction={direction}."
             )
+        if (count := config.model.sampled_softmax) and "clm" not in self.options.objective:
+            raise InputError(
+                f"model.sampled_softmax={count}: only a CLM predicts so many tokens that it pays. "
+                "Set 0."
+            )
         if config.distill.unlabeled:
             raise InputError(
                 f"distill.unlabeled={config.distill.unlabeled!r}: all text of task=pretraining is "
@@ -74,8 +80,21 @@ class PretrainingObjective(Objective):
 
     @property
     def generates(self) -> bool:
-        """True for left-to-right models."""
-        return self.config.model.direction == "left_to_right"
+        """True for left-to-right transformers."""
+        return self.config.model.continues_text
+
+    def train_sums(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
+    ) -> Sums:
+        """Return the sums of a training batch; a sampled softmax has no accuracy."""
+        count, vocab_size = self.config.model.sampled_softmax, self.config.model.vocab_size
+        if not count:
+            return super().train_sums(params, batch, key, constants, progress)
+        draw_key = jax.random.key(0) if key is None else jax.random.fold_in(key, count)
+        drawn = jax.random.randint(draw_key, (count,), 0, vocab_size)
+        outputs = self.apply(params, {**batch, SAMPLED_IDS: drawn}, key, constants)
+        sums = self.sums(outputs, {**batch, "masked_lm_ids": 0 * batch["masked_lm_ids"]})
+        return {name: pair for name, pair in sums.items() if name != "mlm_accuracy"}
 
     def check_inputs_repeat(self) -> None:
         """Raise InputError if masking is dynamic."""
@@ -172,8 +191,7 @@ class PretrainingTask(Task):
     @classmethod
     def pipeline_class(cls, config: Config) -> type[Pipeline[Any]]:
         """Return the pipeline that fits the direction of attention."""
-        generates = config.model.direction == "left_to_right"
-        return TextGenerationPipeline if generates else FillMaskPipeline
+        return TextGenerationPipeline if config.model.continues_text else FillMaskPipeline
 
     @functools.cached_property
     def data(self) -> PretrainingData:

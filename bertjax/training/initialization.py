@@ -28,7 +28,7 @@ from bertjax.formats.loading import read_labels, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import to_devices
-from bertjax.mesh.sharding import named_leaves, sharded_shapes
+from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
@@ -44,7 +44,13 @@ _log = logging.getLogger("bertjax")
 T = TypeVar("T")
 
 # Fields that change what the same parameters compute, and that no parameter's shape reveals.
-_ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "direction")
+_ARCHITECTURE_FIELDS = (
+    "num_attention_heads",
+    "hidden_act",
+    "layer_norm_eps",
+    "encoder",
+    "direction",
+)
 _INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
 _UNPUBLISHED_FIELDS = (
     "dtype",
@@ -237,9 +243,9 @@ class PretrainedModel:
             )
         self.digest  # noqa: B018 (of the model at the path, not of what is kept)
         params = dict(self.host_params())
-        for part in [name for name in ("encoder", "decoder") if name in params]:
-            blocks = jax.tree.map(lambda leaf: leaf[list(layers)], params[part]["blocks"])
-            params[part] = {**params[part], "blocks": blocks}
+        params = map_named(
+            lambda name, leaf: leaf[list(layers)] if "/blocks/" in name else leaf, params
+        )
         self.bert_config = dataclasses.replace(self.bert_config, num_hidden_layers=len(layers))
         self._published = NumpyModel(self.bert_config, params, self.tokenizer, labels=self.labels)
         self._shapes = params

@@ -85,11 +85,15 @@ def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) ->
     paths = str(workdir), str(workdir / "scores"), f"{workdir.name}-hf"
     quoted, scores, exported = map(shlex.quote, paths)
     model = task.config.model
-    pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
-    sample = predict_arguments(pipeline.sample_input())
+    is_language_model = "mlm" in task.objective.heads and model.direction != "bidirectional"
+    can_predict = model.continues_text or not is_language_model
+    sample = ""
+    if can_predict:
+        pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
+        sample = predict_arguments(pipeline.sample_input())
     commands = {
         f"evaluate --checkpoint {quoted} --output {scores}": bool(task.eval_sets()),
-        f"predict --checkpoint {quoted} {sample}": model.direction != "right_to_left",
+        f"predict --checkpoint {quoted} {sample}": can_predict,
         f"report {quoted}": True,
         f"convert --to hf {quoted} {exported}": not model.unpublished_field,
     }

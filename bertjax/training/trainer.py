@@ -284,9 +284,9 @@ class Trainer:
         """Compile the train step that follows `step` updates, and that of the full batch."""
         compiles, start = not self.step_functions.is_compiled, time.perf_counter()
         if compiles:
-            mesh = self.step_functions.mesh
-            attention = self.task.objective.attention_implementation(mesh)
-            log_on_process_0(f"attention: {attention.name}; compiling ...")
+            attention = self.task.objective.attention_implementation(self.step_functions.mesh)
+            name = attention.name if attention else "none"
+            log_on_process_0(f"attention: {name}; compiling ...")
         for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
             self._train_step(batch_size)
             self._replay.compile(batch_size)

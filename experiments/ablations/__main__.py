@@ -4,10 +4,11 @@
       --task NAME=DATA [--task ...] [--seeds N] [--recipe NAME] [--pretrain FIELD=VALUE ...] \
       [--finetune NAME.FIELD=VALUE ...]
 
-TABLE is objectives, masking, sizes or steps. NAME is a task of `tables.TASKS`, DATA its directory.
-Every step is a `bertjax` command, printed before it runs. The same command resumes after an
-interruption, and tasks, seeds or tables may be added to the same DIR; other settings are rejected.
-Tables share their pre-trained models. On a pod run it in every process, like `bertjax train`.
+TABLE is objectives, masking, sizes, steps or architectures (ELMo, GPT and BERT at equal size).
+NAME is a task of `tables.TASKS`, DATA its directory. Every step is a `bertjax` command, printed
+before it runs. The same command resumes after an interruption, and tasks, seeds or tables may be
+added to the same DIR; other settings are rejected. Tables share their pre-trained models. On a pod
+run it in every process, like `bertjax train`; architectures in one.
 DIR/TABLE.json, .md and .html have mean and standard deviation of the scores over the seeds, the
 perplexity on the eval split, and the paper's findings that are reproduced. No run is selected.
 """
@@ -20,11 +21,14 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 
+from bertjax.model.bert_config import BertConfig
 from experiments import pretraining
+from experiments.ablations.architectures import make_table
 from experiments.ablations.commands import override_flags, run_bertjax, run_once
 from experiments.ablations.results import VariantResult, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant, make_tables
 
+ARCHITECTURES = "architectures"
 MILESTONES = "0.1,0.2,0.4,0.7,1"
 
 
@@ -52,7 +56,11 @@ class Ablation:
         # The smallest number of parts of the steps that end at every milestone.
         self._num_parts = math.lcm(*(milestone.denominator for milestone in milestones))
         self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
-        table = make_tables(args.sizes.split(","), list(map(float, milestones)))[args.table]
+        if args.table == ARCHITECTURES:
+            vocab_size = parse_assignments(args.pretrain, "--pretrain").get("model.vocab_size")
+            table = make_table(args.size, int(vocab_size or BertConfig.vocab_size))
+        else:
+            table = make_tables(args.sizes.split(","), list(map(float, milestones)))[args.table]
         variants = [v.without_shared_options(self._options) for v in table.variants]
         self.table = dataclasses.replace(table, variants=variants)
         self._tasks = parse_assignments(args.task, "--task")
@@ -77,14 +85,26 @@ class Ablation:
         for variant in self.table.variants:
             model = self._pretrain(variant)
             sweeps = {name: self._fine_tune(variant, model, name) for name in self._tasks}
-            rows.append(read_row(variant, self._workdir(variant), model, sweeps))
+            runs = variant.directions() if variant.is_pair else (variant,)
+            workdirs = [self._workdir(run) for run in runs]
+            rows.append(read_row(variant, workdirs, self._last_step(variant), sweeps))
         return rows
 
     def _workdir(self, variant: Variant) -> pathlib.Path:
         return self._args.output / "pretraining" / variant.pretraining_name
 
+    def _last_step(self, variant: Variant) -> int:
+        return round(self._args.steps * variant.step_fraction)
+
     def _pretrain(self, variant: Variant) -> pathlib.Path:
         """Pre-train a variant and return its checkpoint."""
+        if variant.is_pair:
+            left_to_right, right_to_left = map(self._pretrain, variant.directions())
+            pair = self._workdir(variant).with_name(f"pair+{variant.pretraining_name}")
+            if not pair.exists():
+                sources = ["--right-to-left", str(right_to_left), str(left_to_right), str(pair)]
+                run_bertjax("convert", "--to", "bertjax", *sources)
+            return pair
         args, workdir = self._args, self._workdir(variant)
         options = {**self._options, **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
@@ -94,16 +114,18 @@ class Ablation:
         fields |= {**parse_assignments(args.pretrain, "--pretrain"), **variant.fields}
         config = ["--config", f"pretraining:{spec}"]
         run_bertjax("train", "--workdir", str(workdir), *config, *override_flags(fields))
-        return workdir / "checkpoints" / f"{round(args.steps * variant.step_fraction):08}"
+        return workdir / "checkpoints" / f"{self._last_step(variant):08}"
 
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
         """Fine-tune on a task with every seed and return the workdir of the sweep."""
         args, task = self._args, TASKS[name]
         shape = pretraining.get_config(**{"model": args.size, **variant.options}).model
-        sizes = {"width": shape.hidden_size, "depth": min(4, shape.num_hidden_layers)}
+        num_layers = int(variant.fields.get("model.num_hidden_layers", shape.num_hidden_layers))
+        sizes = {"width": shape.hidden_size, "depth": min(4, num_layers)}
         head = {field: text.format(**sizes) for field, text in variant.finetuning.items()}
         fixed = {field: text.format(**sizes) for field, text in task.fields.items()}
-        parts = [variant.pretraining_name, f"{variant.step_fraction:g}", *head.values(), name]
+        parts = ["pair"] if variant.is_pair else []
+        parts += [variant.pretraining_name, f"{variant.step_fraction:g}", *head.values(), name]
         workdir = args.output / "finetuning" / "-".join(parts)
         separator = "" if task.config.endswith(":") else ","
         spec = f"{task.config}{separator}init={model},data={self._tasks[name]}"
@@ -120,7 +142,7 @@ class Ablation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("table", choices=[*TABLES, ARCHITECTURES])
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--size", default="mini")

@@ -37,18 +37,28 @@ class VariantResult:
 
 
 def read_row(
-    variant: Variant, workdir: pathlib.Path, model: pathlib.Path, sweeps: Mapping[str, pathlib.Path]
+    variant: Variant,
+    workdirs: Sequence[pathlib.Path],
+    step: int,
+    sweeps: Mapping[str, pathlib.Path],
 ) -> VariantResult:
-    """Return the result of a variant from its pre-training run and its sweeps."""
-    step = int(model.name)
-    evaluations = [m for m in read_metrics(workdir) if m["split"] == "eval" and m["step"] <= step]
+    """Return the result of a variant at a step from its pre-training runs and its sweeps.
+
+    The perplexity of a pair is the geometric mean of both encoders.
+    """
+    losses = []
+    for workdir in workdirs:
+        lines = read_metrics(workdir)
+        evaluations = [m for m in lines if m["split"] == "eval" and m["step"] <= step]
+        losses.append(math.log(evaluations[-1]["mlm_perplexity"]))
     scores, num_degenerate = {}, 0
     for name, sweep in sweeps.items():
         runs = json.loads((sweep / "sweep.json").read_text())["runs"]
         num_degenerate += sum(run["failed"] for run in runs)
         for score in TASKS[name].scores:
             scores[f"{name} {score}"] = [run["scores"][score] for run in runs]
-    return VariantResult(variant.name, evaluations[-1]["mlm_perplexity"], scores, num_degenerate)
+    perplexity = math.exp(statistics.fmean(losses))
+    return VariantResult(variant.name, perplexity, scores, num_degenerate)
 
 
 def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[str]:

@@ -15,6 +15,7 @@ class Variant:
       fields: pre-training configuration fields in which it differs.
       finetuning: fine-tuning configuration fields; {width} is the encoder's hidden size.
       step_fraction: fraction of the pre-training steps after which the model is evaluated.
+      is_pair: whether it is a pair of encoders, each pre-trained in its direction.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Variant:
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     finetuning: Mapping[str, str] = dataclasses.field(default_factory=dict)
     step_fraction: float = 1.0
+    is_pair: bool = False
 
     @property
     def pretraining_name(self) -> str:
@@ -31,6 +33,18 @@ class Variant:
         """
         settings = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
         return "+".join(f"{name}={value}" for name, value in sorted(settings.items())) or "plain"
+
+    def directions(self) -> tuple["Variant", "Variant"]:
+        """Return the encoders of a pair, from left to right and from right to left."""
+        left, right = (
+            dataclasses.replace(self, options={**self.options, "objective": name}, is_pair=False)
+            for name in ("clm", "clm_reverse")
+        )
+        return left, right
+
+    def with_finetuning(self, way: str, fields: Mapping[str, str]) -> "Variant":
+        """Return the variant fine-tuned in another way."""
+        return dataclasses.replace(self, name=f"{self.name}, {way}", finetuning=fields)
 
     def without_shared_options(self, options: Mapping[str, str]) -> "Variant":
         """Return the variant without the options of all runs, so that it may be the plain run."""

@@ -1,6 +1,6 @@
-"""Layers between an encoder and its heads: a mix of hidden states and a bidirectional LSTM.
+"""A bidirectional LSTM between an encoder and its heads.
 
-The paper uses them on frozen and on left-to-right encoders (Devlin et al. 2019, sections 5.1 and
+The paper uses it on frozen and on left-to-right encoders (Devlin et al. 2019, sections 5.1 and
 5.3).
 """
 
@@ -12,27 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 
 _NUM_LAYERS = 2
-
-
-class LayerMix(nn.Module):
-    """A combination of several layers.
-
-    Attributes:
-      mix: "concat", or "sum" for a mean with trained weights that add up to 1, times a trained
-        factor (Peters et al. 2018, equation 1).
-    """
-
-    mix: str
-
-    @nn.compact
-    def __call__(self, layers: Array) -> Array:
-        """Return [B, T, L * H] or [B, T, H] from vectors [L, B, T, H], in their dtype."""
-        count = layers.shape[0]
-        if self.mix == "concat":
-            return jnp.concatenate(list(layers), axis=-1)
-        weights = jax.nn.softmax(self.param("weights", nn.initializers.zeros_init(), (count,)))
-        factor = self.param("factor", nn.initializers.ones_init(), ())
-        return jnp.einsum("lbth,l->bth", layers, (factor * weights).astype(layers.dtype))
 
 
 class BiLSTM(nn.Module):
@@ -69,7 +48,7 @@ class _LSTM(nn.Module):
         units, dtype = self.units, x.dtype
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], 4 * units))
         recurrent = self.param("recurrent", nn.initializers.orthogonal(), (units, 4 * units))
-        bias = self.param("bias", _forget_gate_bias, (4 * units,))
+        bias = self.param("bias", forget_gate_bias, (4 * units,))
         # One product for all that does not depend on the step before.
         inputs = jnp.einsum("bth,hu->tbu", x, kernel.astype(dtype)).astype(jnp.float32) + bias
         starts = jnp.diff(example_ids, axis=1, prepend=-1) != 0
@@ -89,7 +68,7 @@ class _LSTM(nn.Module):
         return outputs.swapaxes(0, 1)
 
 
-def _forget_gate_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Return zeros, but 1 for the forget gates (Jozefowicz et al. 2015)."""
-    units = shape[0] // 4
-    return jnp.zeros(shape, dtype).at[units : 2 * units].set(1.0)
+def forget_gate_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """Return zeros [..., 4 U], but 1 for the forget gates (Jozefowicz et al. 2015)."""
+    units = shape[-1] // 4
+    return jnp.zeros(shape, dtype).at[..., units : 2 * units].set(1.0)
