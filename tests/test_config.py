@@ -122,6 +122,8 @@ INIT_MODEL = BertConfig(
     scan_layers=True,
     remat=True,
     direction="left_to_right",
+    freeze_features=False,
+    sampled_softmax=16,
     feature_layers="-2",
     feature_mix="sum",
     bilstm=32,
@@ -134,6 +136,9 @@ def test_load_config_inherits_only_model_fields_from_init(field: str, tmp_path) 
     model = INIT_MODEL
     if field == "decoder":  # a left-to-right model has none
         model = dataclasses.replace(model, direction="bidirectional", decoder="prefix")
+    if field == "encoder":
+        transformer = {"attention_init": "normal", "scan_layers": False, "remat": False}
+        model = dataclasses.replace(model, encoder="lstm", **transformer)
     inherited, default = getattr(model, field), getattr(BertConfig(), field)
     assert inherited != default
     path = write(tmp_path, "", '{"init": "runs/x"}')

@@ -10,7 +10,8 @@ from published_optimizers import config
     ("fields", "message"),
     [
         ({"name": "adam"}, "name='adam': is unknown. Use one of adamw, bert_adam, lamb, muon"),
-        ({"schedule": "cosine"}, "schedule='cosine': is unknown. Use one of linear"),
+        ({"decay_power": 2.0}, "decay_power=2.0: belongs to schedule=polynomial"),
+        ({"schedule": "square"}, "schedule='square': is unknown. Use one of linear"),
         ({"learning_rate": 0}, "learning_rate=0: is not a positive number"),
         ({"learning_rate": float("nan")}, "learning_rate=nan: is not a positive number"),
         ({"max_grad_norm": float("inf")}, "max_grad_norm=inf: is not a positive number"),

@@ -45,6 +45,22 @@ def test_one_cycle_is_half_a_cosine_up_and_down(warmup: int, total: int) -> None
 
 
 @pytest.mark.parametrize(("warmup", "total"), TURNS)
+def test_cosine_and_polynomial_have_a_linear_warmup(warmup: int, total: int) -> None:
+    down = total - warmup
+    steps = [0, 1, warmup, warmup + down // 2, total - 1, total]
+    left = np.array([1 - (down // 2) / down, 1 / down, 0])
+    exact = [0, 1 / warmup, 1, *(1 - np.cos(np.pi * left)) / 2]
+    actual = rates("cosine", steps, warmup, total)
+    np.testing.assert_allclose(actual, exact, rtol=2e-6, atol=1e-12)
+    fields = {"warmup_steps": warmup, "total_steps": total, "decay_power": 2.0}
+    rate = learning_rate_schedule(OptimizerConfig(schedule="polynomial", **fields))
+    actual = np.array([float(rate(step)) for step in steps]) / np.float32(1e-4)
+    np.testing.assert_allclose(actual, [0, 1 / warmup, 1, *left**2], rtol=2e-6)
+    linear = rates("linear", steps, warmup, total)
+    np.testing.assert_array_equal(rates("polynomial", steps, warmup, total), linear)
+
+
+@pytest.mark.parametrize(("warmup", "total"), TURNS)
 def test_wsd_has_warmup_constant_rate_and_cooldown(warmup: int, total: int) -> None:
     cooldown = total // 5
     steps = [0, warmup // 2, warmup, total // 2, total - cooldown, total - cooldown // 2, total]

@@ -7,7 +7,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
 OPTIMIZERS = ("adamw", "bert_adam", "lamb", "muon")
-SCHEDULES = ("linear", "bert_linear", "one_cycle", "wsd")
+SCHEDULES = ("linear", "bert_linear", "cosine", "polynomial", "one_cycle", "wsd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,12 @@ class OptimizerFields:
         'learning rate schedule: "linear", linear warm-up from 0 and linear decay to 0; '
         '"bert_linear", the same with the decay measured from step 0, as in google-research/bert, '
         "so at the end of the warm-up the rate drops by the warm-up's fraction of the steps; "
-        '"one_cycle", half a cosine up and half a cosine down to 0 (Smith and Topin 2019); "wsd", '
-        "linear warm-up, constant rate, and 1 - sqrt decay to 0 in the cool-down (Hägele et al. "
-        "2024, section 4.1)",
+        '"cosine", linear warm-up and half a cosine down to 0; "polynomial", linear warm-up and a '
+        'power of the linear decay, `decay_power`; "one_cycle", half a cosine up and half a cosine '
+        'down to 0 (Smith and Topin 2019); "wsd", linear warm-up, constant rate, and a decay of '
+        "1 - sqrt to 0 in the cool-down (Hägele et al. 2024, section 4.1)",
     )
+    decay_power: float = field(1.0, 'exponent of the decay of schedule "polynomial"')
     weight_decay: float = field(0.01, "weight decay of all parameters but LayerNorm and biases")
     b1: float = field(0.9, "Adam beta1, decay of the first moment")
     b2: float = field(0.999, "Adam beta2, decay of the second moment")
@@ -68,7 +70,12 @@ class OptimizerConfig(OptimizerFields):
                 raise InputError(
                     f"optimizer.{name}={value!r}: is unknown. Use one of {', '.join(choices)}."
                 )
-        for name in ("learning_rate", "eps", "max_grad_norm"):
+        if self.decay_power != 1 and self.schedule != "polynomial":
+            raise InputError(
+                f"optimizer.decay_power={self.decay_power}: belongs to schedule=polynomial, and "
+                f"optimizer.schedule={self.schedule}. Remove it."
+            )
+        for name in ("learning_rate", "eps", "max_grad_norm", "decay_power"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise InputError(

@@ -33,8 +33,10 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
             decay_factor = remaining(step, total - warmup)
         elif name == "bert_linear":
             decay_factor = remaining(step, total)  # the decay counts from 0, not from `warmup`
-        elif name == "one_cycle":
-            warmup_factor = _half_cosine(warmup_factor)
+        elif name == "polynomial":
+            decay_factor = remaining(step, total - warmup) ** config.decay_power
+        elif name in ("cosine", "one_cycle"):
+            warmup_factor = _half_cosine(warmup_factor) if name == "one_cycle" else warmup_factor
             decay_factor = _half_cosine(remaining(step, total - warmup))
         else:  # "wsd", with the decay 1 - sqrt(1 - left) in a form without cancellation near 0
             left = remaining(step, cooldown)
