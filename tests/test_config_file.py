@@ -1,12 +1,14 @@
 """Configuration files: options, their types, built-in files and errors."""
 
+import json
 import re
 
 import pytest
 from config_loading import FIELDS, PRETRAIN, load, write
 
 from bertjax.config.config_file import builtin_configs, run_config_file
-from bertjax.config.loading import load_config
+from bertjax.config.loading import load_config, parse_config
+from bertjax.tasks import registry
 from data_pipelines.errors import InputError
 
 
@@ -121,8 +123,8 @@ def test_run_config_file_finds_builtin_configurations_by_name(tmp_path, monkeypa
         ("pretraining:smok", "smok: is not an option of pretraining. Did you mean smoke?"),
         ("experiments/squad.py:smoke", "experiments/squad.py: there is no such file. Name one "
          "that exists, or write squad for the built-in configuration"),
-        ("text.txt", "text.txt: is not a Python file"),
-        ("text", "text: is not a Python file"),
+        ("text.txt", "text.txt: is no configuration"),
+        ("text", "text: is no configuration"),
     ],
 )  # fmt: skip
 def test_run_config_file_rejects_an_unknown_name(
@@ -133,3 +135,42 @@ def test_run_config_file_rejects_an_unknown_name(
         (tmp_path / name).touch()
     with pytest.raises(InputError, match=re.escape(message)):
         run_config_file(spec)
+
+
+def test_json_and_yaml_have_the_fields_of_a_configuration(tmp_path) -> None:
+    fields = load("smoke,data=corpus", optimizer__learning_rate="1e-4").to_dict()
+    json_file, yaml_file = tmp_path / "config.json", tmp_path / "mine.yaml"
+    json_file.write_text(json.dumps(fields))
+    yaml_file.write_text(json.dumps(fields))  # JSON is YAML
+    for file in (json_file, yaml_file):
+        assert run_config_file(str(file)) == fields
+        assert parse_config(run_config_file(str(file)), registry.data_fields()).to_dict() == fields
+    yaml_file.write_text(
+        "optimizer:\n  learning_rate: 1e-4\n  name: lamb\nsteps: 3 epochs\ninit:\n"
+    )
+    expected = {"optimizer": {"learning_rate": 1e-4, "name": "lamb"}, "steps": "3 epochs"}
+    assert run_config_file(str(yaml_file)) == expected | {"init": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'{"steps": 1,}', r"a\.json:1: is not JSON \(.*\)\. Write fields and sections"),
+        ("a.yaml", b"steps: [1", r"a\.yaml: is not YAML \("),
+        ("a.yaml", b"!!python/object/apply:os.getcwd []", r"a\.yaml: is not YAML \(could not det"),
+        ("a.yml", b"- steps", r"a\.yml: has no fields"),
+        ("a.json", b"\xff", r"a\.json: is not UTF-8"),
+        ("a.toml", b"steps = 1", r"a\.toml: is no configuration\. Name a file that ends in \.py"),
+    ],
+)
+def test_files_of_fields_are_checked(tmp_path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        run_config_file(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_fields_have_no_options(tmp_path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(InputError, match=r"a\.json:smoke: only Python files have options"):
+        run_config_file(f"{tmp_path / 'a.json'}:smoke")

@@ -1,4 +1,4 @@
-"""Configuration files: Python with `get_config`, whose parameters are its options.
+"""Configuration files: Python with `get_config`, whose parameters are its options, JSON or YAML.
 
     def get_config(model: str = "base", phase: int = 1, smoke: bool = False) -> ConfigDict:
 
@@ -6,13 +6,16 @@
 parameter's default: bool, int, float or str. A name alone stands for True. The function returns an
 `ml_collections.ConfigDict` or a dictionary. It rejects a value by a ValueError, whose message is
 printed. The file may be remote. The name of a built-in configuration, such as `pretraining`,
-stands for its file.
+stands for its file. A file in JSON, such as the config.json of a run, or in YAML has the fields
+themselves and no options.
 """
 
 import ast
 import copy
 import difflib
+import functools
 import inspect
+import json
 import pathlib
 import re
 import types
@@ -26,6 +29,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
 _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # the colon of gs:// is part of FILE
+_FIELD_FILES = (".json", ".yaml", ".yml")
 _TYPES = (bool, int, float, str)
 
 
@@ -58,19 +62,29 @@ def find_config_file(path: str) -> epath.Path:
             f"{path}: there is no such file. Name one that exists, or write {file.stem} for the "
             "built-in configuration."
         )
-    if check_file(file).suffix != ".py":
-        raise InputError(f"{path}: is not a Python file. Name a file that ends in .py.")
+    if check_file(file).suffix not in (".py", *_FIELD_FILES):
+        raise InputError(
+            f"{path}: is no configuration. Name a file that ends in .py, {', '.join(_FIELD_FILES)}."
+        )
     return file
 
 
 def run_config_file(spec: str) -> dict[str, Any]:
     """Return the result of `get_config` of `FILE[:OPTIONS]`, as nested dictionaries.
 
+    The fields of a file in JSON or YAML are returned as they are.
+
     Raises:
       InputError: the file does not exist or is not a configuration, or an option is invalid.
     """
     path, text = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
     file = find_config_file(path)
+    if file.suffix in _FIELD_FILES:
+        if text:
+            raise InputError(
+                f"{spec}: only Python files have options. Set a field by --config.FIELD=VALUE."
+            )
+        return _read_fields(file)
     module = types.ModuleType("bertjax_configuration")
     module.__file__ = str(file)
     try:
@@ -87,6 +101,37 @@ def run_config_file(spec: str) -> dict[str, Any]:
     except ValueError as error:  # the error for invalid options, see the module docstring
         raise InputError(str(error)) from error
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
+
+
+def _read_fields(file: epath.Path) -> dict[str, Any]:
+    """Return the fields in a file in JSON or YAML."""
+    import yaml
+
+    fix = "Write fields and sections, as in the config.json of a run."
+    try:
+        text = file.read_text()
+        fields = json.loads(text) if file.suffix == ".json" else yaml.load(text, _yaml_loader())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: is not UTF-8. {fix}") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file}:{error.lineno}: is not JSON ({error.msg}). {fix}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{file}: is not YAML ({problem}). {fix}") from error
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise InputError(f"{file}: has no fields. {fix}")
+    return fields
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """Return a loader of plain data that reads 1e-4 as a number, as YAML 1.2 does."""
+    import yaml
+
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))  # type: ignore[attr-defined]
+    return loader
 
 
 def override_fields(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
