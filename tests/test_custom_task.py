@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import importlib
 import json
 import pathlib
 import random
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,17 @@ def test_task_of_a_file_is_not_imported(tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match="unknown task"):
         registry.import_task("hostile_task:Task")  # which the user names
     assert (tmp_path / "ran").exists()
+
+
+def test_task_of_the_current_directory_is_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "local_task.py").write_text("from sentiment_task import SentimentTask")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(InputError, match="its module in this directory"):
+        registry.import_task("local_task:SentimentTask")
+    monkeypatch.chdir(tmp_path)
+    importlib.invalidate_caches()
+    assert registry.import_task("local_task:SentimentTask") is sentiment_task.SentimentTask
+    assert sys.path[-1] == str(tmp_path)  # installed modules come first
 
 
 def test_export_rejects_two_heads_with_one_name(monkeypatch) -> None:

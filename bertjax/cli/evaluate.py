@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed
     from bertjax.mesh.watchdog import Watchdog
+    from bertjax.tasks import registry
     from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
             with open_output(str(directory / name)) as sink:
                 sink.write(text)
         names = ", ".join(texts)
-        print(f"wrote {names} to {directory}. Next: bertjax report {directory}", file=sys.stderr)
+        command = f"bertjax report {directory}{registry.task_argument(config.task)}"
+        print(f"wrote {names} to {directory}. Next: {command}", file=sys.stderr)
 
 
 def _check_same_evaluation(

@@ -7,6 +7,8 @@ configuration or by `--task`. The name in a checkpoint alone runs no code.
 
 import contextlib
 import importlib
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -41,6 +43,9 @@ def import_task(name: str) -> type[Task]:
       InputError: there is no task of this name.
     """
     module_name, _, class_name = TASKS.get(name, name).partition(":")
+    # As `python -m` does, and the script `bertjax` does not. Installed modules come first.
+    if (directory := os.getcwd()) not in sys.path:
+        sys.path.append(directory)
     if all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         try:
             importlib.import_module(module_name)
@@ -76,10 +81,15 @@ def find_task(name: str) -> type[Task]:
     return task
 
 
+def task_argument(name: str) -> str:
+    """Return " --task NAME" for a task that commands must import; "" for a built-in one."""
+    return "" if name in TASKS else f" --task {shlex.quote(name)}"
+
+
 def _unknown_task(name: str) -> InputError:
     return InputError(
         f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
-        "subclass of bertjax.tasks.task.Task and its module on PYTHONPATH."
+        "subclass of bertjax.tasks.task.Task and its module in this directory or on PYTHONPATH."
     )
 
 

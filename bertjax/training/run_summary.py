@@ -14,6 +14,7 @@ from bertjax.mesh.memory import format_bytes, shard_bytes
 from bertjax.model.heads import HEADS
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.tasks.task import Task
 
@@ -91,13 +92,14 @@ def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) ->
     if can_predict:
         pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
         sample = predict_arguments(pipeline.sample_input())
+    custom = registry.task_argument(task.config.task)
     commands = {
         f"evaluate --checkpoint {quoted} --output {scores}": bool(task.eval_sets()),
         f"predict --checkpoint {quoted} {sample}": can_predict,
         f"report {quoted}": True,
         f"convert --to hf {quoted} {exported}": not model.unpublished_field,
     }
-    lines = [f"  bertjax {command}" for command, possible in commands.items() if possible]
+    lines = [f"  bertjax {command}{custom}" for command, possible in commands.items() if possible]
     return "\n".join([f"done; the model is in {checkpoint}. Next:", *lines])
 
 
