@@ -119,6 +119,15 @@ class Checkpointer:
         best = find_best(name, map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
 
+    def best_step(self) -> int:
+        """Return the step of the best checkpoint, 0 without one; process 0 decides for all."""
+
+        def find() -> list[int]:
+            best = find_best(self.best_metric, map(self.path, self.all_steps()))
+            return [0 if best is None else int(best.name)]
+
+        return int(*distributed.broadcast_from_process_0(find, 1))
+
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Return whether the scores of a step are better than those of all checkpoints before it.
 

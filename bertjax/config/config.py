@@ -31,7 +31,9 @@ _AT_MOST = {
     **{"batch_size": 1 << 24, "batch_size_rampup": 1 << 24, "eval_batch_size": 1 << 24},
     **{"gradient_accumulation_steps": 1 << 20, "max_to_keep": 1 << 20},
 }
-_AT_LEAST_0 = ("eval_batches", "eval_batch_size", "watchdog_minutes", "replay_every")
+_AT_LEAST_0 = (
+    *("eval_batches", "eval_batch_size", "watchdog_minutes", "replay_every", "early_stopping"),
+)
 # Intervals, and the fewest steps of each.
 _INTERVALS = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
 
@@ -120,6 +122,9 @@ class Config:
     )
     best_metric: str = field(
         "", 'a score of evaluations; the best checkpoint by it is kept and used; "" for none'
+    )
+    early_stopping: int = field(
+        0, "evaluations without a better `best_metric` after which the run ends; 0 for never"
     )
     init: str = field(
         "",

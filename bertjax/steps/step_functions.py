@@ -278,3 +278,29 @@ class StepFunctions:
                 config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
             )
         return StateInitializer(self.objective, config, self.param_shapes, reinit_layers)
+
+
+class TrainSteps:
+    """Train steps of a run, each batch size of a ramp-up compiled once.
+
+    Args:
+      step_functions: functions of the run, or of several.
+      full_batch_size: sequences of the full batch.
+    """
+
+    def __init__(self, step_functions: Any, full_batch_size: int) -> None:
+        self._step_functions, self._full_batch_size = step_functions, full_batch_size
+        self._compiled: dict[int, jax.stages.Compiled] = {}
+
+    def is_compiled(self, batch_size: int) -> bool:
+        """Return whether `compile` returns at once."""
+        return batch_size in self._compiled
+
+    def compile(self, batch_size: int) -> jax.stages.Compiled:
+        """Return the train step of a batch size."""
+        if batch_size not in self._compiled:
+            ramps_up = batch_size != self._full_batch_size
+            self._compiled[batch_size] = self._step_functions.compile_train_step(
+                batch_size if ramps_up else None
+            )
+        return self._compiled[batch_size]

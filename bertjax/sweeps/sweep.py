@@ -65,6 +65,11 @@ def sweep(
             f"tensorboard={base_config.tensorboard!r}: a sweep trains several runs in parallel. "
             "Leave it out, or train one of them alone."
         )
+    if base_config.early_stopping:
+        raise InputError(
+            f"early_stopping={base_config.early_stopping}: a sweep trains several runs in one "
+            "program, which end together. Remove it, or train one of them alone."
+        )
     for trial in trials:
         if trial.config.budget_seconds is not None:
             raise InputError(

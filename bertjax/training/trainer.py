@@ -25,11 +25,11 @@ from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.replay import Replay
-from bertjax.steps.step_functions import StepFunctions
+from bertjax.steps.step_functions import StepFunctions, TrainSteps
 from bertjax.steps.train_step import Sums, TrainState
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
-from bertjax.training.cadence import Cadence
+from bertjax.training.cadence import Cadence, EarlyStopping
 from bertjax.training.evaluator import check_best_metric, check_tokenizer
 from bertjax.training.initialization import (
     RECORD_FILES,
@@ -116,6 +116,7 @@ class Trainer:
         check_processes(config, task)
         self.config, self.workdir, self.task = config, epath.Path(workdir), task
         self.step_functions, self._runs, self._trackers = step_functions, runs, trackers
+        self._train_steps = TrainSteps(step_functions, config.rampup.batch_sizes[-1])
         self._replay = Replay(config.replay_every, step_functions)
         self._memory_budget = MemoryBudget(config, task.objective, step_functions, runs.num_runs)
         self._memory_budget.check_state()
@@ -134,7 +135,7 @@ class Trainer:
         self._goodput = GoodputClock(
             self.workdir, start_time or time.time(), active=distributed.is_process_0()
         )
-        self._compiled_steps: dict[int, jax.stages.Compiled] = {}
+        self._early_stopping = EarlyStopping(config)
         keep_seconds = config.interval_seconds("keep_period")
         self.checkpointer = Checkpointer(
             self.workdir / "checkpoints",
@@ -172,8 +173,9 @@ class Trainer:
                     self._budget = TimeBudget(self.workdir, seconds)
                 if distributed.is_process_0() and int(state.step):
                     self.checkpointer.delete_old(int(state.step))  # as a killed process would have
-                if int(state.step) and self._is_last(int(state.step)):
-                    _log.info("%s is complete: step %d is the last.", self.workdir, state.step)
+                start = int(state.step)
+                if start and (self._is_last(start) or self._ends_early(start)):
+                    _log.info("%s is complete: step %d is the last.", self.workdir, start)
                 else:
                     try:
                         self._loop(state, lock)
@@ -246,9 +248,13 @@ class Trainer:
                             self._log_evaluations(writers, state, evaluations)
                         if evaluations:
                             self._divergence.check_values(step, evaluations[""].scores)
-                        if self._is_best(writers, state, evaluations.get("")) or saves:
+                        is_best = self._is_best(writers, state, evaluations.get(""))
+                        ends_early = evaluates and not is_best and self._ends_early(step)
+                        if is_best or saves or ends_early:
                             self._save(writers, state, evaluations.get(""))
-                    if last:  # the batches of a run with a time budget never end
+                    if ends_early:
+                        writers.print_line(f"early stopping: no better {config.best_metric}.")
+                    if last or ends_early:  # the batches of a run with a time budget never end
                         break
                     if advice := meter.advice():
                         writers.print_line(advice)
@@ -287,34 +293,22 @@ class Trainer:
             attention = self.task.objective.attention_implementation(self.step_functions.mesh)
             name = attention.name if attention else "none"
             log_on_process_0(f"attention: {name}; compiling ...")
-        for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
-            self._train_step(batch_size)
+        rampup = self.config.rampup
+        for batch_size in (rampup.batch_size_at(step), rampup.batch_sizes[-1]):
+            self._train_steps.compile(batch_size)
             self._replay.compile(batch_size)
         memory = self._memory_budget.check_step()  # of the full batch
         if compiles:
             seconds = time.perf_counter() - start
             log_on_process_0(f"compiled in {seconds:.0f} s; a step takes {memory}.")
 
-    @property
-    def _full_batch_size(self) -> int:
-        return self.config.rampup.batch_sizes[-1]
-
-    def _train_step(self, batch_size: int) -> jax.stages.Compiled:
-        """Return the train step of a batch size, compiled once."""
-        if batch_size not in self._compiled_steps:
-            ramps_up = batch_size != self._full_batch_size
-            self._compiled_steps[batch_size] = self.step_functions.compile_train_step(
-                batch_size if ramps_up else None
-            )
-        return self._compiled_steps[batch_size]
-
     def _compiled_step(self, step: int, meter: ThroughputMeter) -> jax.stages.Compiled:
         """Return the compiled function of a step; a ramp-up compiles several batch sizes."""
         batch_size = self.config.rampup.batch_size_at(step - 1)
-        if batch_size in self._compiled_steps:
-            return self._compiled_steps[batch_size]
+        if self._train_steps.is_compiled(batch_size):
+            return self._train_steps.compile(batch_size)
         with meter.pause(periodic=False), self._goodput.measure("compilation"):
-            return self._train_step(batch_size)
+            return self._train_steps.compile(batch_size)
 
     def _at_step(self, constants: Any, step: int) -> Any:
         """Return the constants of a step, which hold its progress in a time budget."""
@@ -325,6 +319,10 @@ class Trainer:
 
     def _is_last(self, step: int) -> bool:
         return self._budget.is_over(step) if self._budget else step == self.config.total_steps
+
+    def _ends_early(self, step: int) -> bool:
+        is_on = self.config.early_stopping > 0
+        return is_on and self._early_stopping.is_over(step, self.checkpointer.best_step())
 
     def _elapsed_seconds(self, step: int) -> float:
         """Return the part of the time budget that was used after a step, in seconds."""

@@ -30,6 +30,7 @@ RESUMABLE_FIELDS = {
     "data.dir",
     "data.num_generated",
     "data.workers",
+    "early_stopping",
     "eval_batch_size",
     "eval_batches",
     "eval_every",
