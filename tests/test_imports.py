@@ -58,7 +58,7 @@ BASE = {
 # The entry points of the shell and of Python may import from every layer.
 ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
-DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint"}
+DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint", "yaml": "PyYAML"}
 WITHOUT_DATA_LIBRARIES = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])
 MAX_LINES = 400
 MAX_MODULES = 14  # of a package; `cli` has one module a subcommand
