@@ -175,3 +175,46 @@ def test_constants_are_arguments_of_the_predict_function() -> None:
     no_shift = jax.tree.map(jnp.zeros_like, step_functions.constants())
     unshifted = predict(params, batch, no_shift)["nsp_logits"]
     np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["sequence_classification", "token_classification"])
+def test_label_smoothing_is_of_training_losses_alone(task: str) -> None:
+    model = dataclasses.replace(TINY, num_labels=3)
+    fields = registry.data_fields()[task]
+    plain, smooth = (
+        registry.make_objective(
+            make_run_config(task, model=model, data=fields | {"label_smoothing": smoothing})
+        )
+        for smoothing in (0.0, 0.3)
+    )
+    batch = {name: jnp.ones(x.shape, x.dtype) for name, x in plain.batch_shapes(2).items()}
+    params = jax.jit(plain.init_params)(jax.random.key(0))
+    logits = plain.apply(params, batch, None, {})[f"{task}_logits"]
+    key, weights = f"{task}_loss", plain.SMOOTHED_TARGETS[2]  # type: ignore[attr-defined]
+    loss, weight = smooth.train_sums(params, batch, None, {}, jnp.float32(0))[key]
+    targets = optax.smooth_labels(jax.nn.one_hot(jnp.ones(batch[weights].shape, int), 3), 0.3)
+    expected = optax.softmax_cross_entropy(logits, targets).sum()
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert weight == batch[weights].size
+    outputs = smooth.apply(params, batch, None, {})
+    assert smooth.sums(outputs, batch)[key] == plain.sums(outputs, batch)[key]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"data.label_smoothing=1.0: not in \[0, 1\)"),
+        (
+            {"label_smoothing": 0.1, "problem_type": "regression"},
+            "data.label_smoothing=0.1: data.problem_type=regression has no single label",
+        ),
+    ],
+)
+def test_label_smoothing_needs_single_labels(fields, message) -> None:
+    data = registry.data_fields()["sequence_classification"] | fields
+    with pytest.raises(InputError, match=message):
+        registry.make_objective(
+            make_run_config(
+                "sequence_classification", model=dataclasses.replace(TINY, num_labels=3), data=data
+            )
+        )

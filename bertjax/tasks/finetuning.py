@@ -12,10 +12,13 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
+from jax import Array
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.formats.tensors import NumpyModel
-from bertjax.model import flops
+from bertjax.mesh.feed import Batch
+from bertjax.model import flops, losses
+from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
 from bertjax.tasks.finetuning_data import load_task_tokenizer
 from bertjax.tasks.pipeline import HostBatch, Outputs
@@ -49,11 +52,13 @@ class FinetuningObjective(Objective):
 
     Class attributes:
       GROUPED: whether several examples are the choices of one question.
+      SMOOTHED_TARGETS: head, labels and weights of the loss that `data.label_smoothing` smooths.
       MIN_TOKENS_PER_EXAMPLE: limits the examples of a packed sequence to its length over this.
     """
 
     UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
+    SMOOTHED_TARGETS: ClassVar[tuple[str, str, str]] = ("", "", "")
     MIN_TOKENS_PER_EXAMPLE: ClassVar[int] = 8
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
@@ -62,10 +67,34 @@ class FinetuningObjective(Objective):
             raise InputError(
                 f"model.sampled_softmax={count}: task={config.task} does not read it. Set 0."
             )
+        self._label_smoothing = smoothing = config.data.get("label_smoothing", 0.0)
+        if not 0 <= smoothing < 1:
+            raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
+        if smoothing and (config.distill.teacher or config.distill.logits):
+            raise InputError(
+                f"data.label_smoothing={smoothing}: the teacher of section distill smooths the "
+                "labels already. Set 0."
+            )
         # One example in each sequence; `FinetuningTask.prepare` lowers it where the data allow.
         self.batch_size = self.round_up_batch_size(
             config.batch_size, config.gradient_accumulation_steps
         )
+
+    def train_sums(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
+    ) -> Sums:
+        """Return the sums of a training batch; see `Objective.train_sums`. Its labels are smoothed.
+
+        Evaluations are not, so that their losses compare.
+        """
+        outputs = self.apply(params, batch, key, constants)
+        sums = self.sums(outputs, batch)
+        if self._label_smoothing:
+            head, targets, weights = self.SMOOTHED_TARGETS
+            slots = outputs[f"{head}_logits"], batch[targets], batch[weights]
+            loss = losses.cross_entropy(*slots, label_smoothing=self._label_smoothing)
+            sums[f"{head}_loss"] = loss
+        return sums
 
     def trainable(self, name: str) -> bool:
         """Return False for the frozen encoder of a feature-based model."""

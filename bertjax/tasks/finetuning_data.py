@@ -24,6 +24,11 @@ COMMON_DATA_FIELDS = {
     "vocab": field("", 'vocabulary file; "" takes that of `init`'),
 }
 
+# Field of tasks whose objective has `SMOOTHED_TARGETS`.
+LABEL_SMOOTHING = field(
+    0.0, "share of each label that the training loss divides among all classes, in [0, 1)"
+)
+
 TFDS_SPLITS = {"train": "train", "eval": "validation"}
 # Names of tables without suffix.
 _STEMS = {"train": ("train",), "eval": ("dev", "val", "valid", "validation")}

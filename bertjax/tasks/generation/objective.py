@@ -1,14 +1,9 @@
 """Objective of generation: the next token of a target, given its source and its tokens so far."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from jax import Array
+from typing import ClassVar
 
 from bertjax.config.config import Config
-from bertjax.mesh.feed import Batch
-from bertjax.model import losses
-from bertjax.model.losses import Sums
 from bertjax.tasks.finetuning import FinetuningObjective
 from bertjax.tasks.task import check_type_vocab_size
 from data_pipelines.errors import InputError
@@ -29,9 +24,10 @@ class GenerationObjective(FinetuningObjective):
 
     DECODERS: ClassVar[tuple[str, ...]] = ("prefix", "masked_prefix", "cross_attention")
     heads = ("mlm",)
+    SMOOTHED_TARGETS = ("mlm", "masked_lm_ids", "masked_lm_weights")
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
-        model, smoothing = config.model, config.data["label_smoothing"]
+        model = config.model
         if not model.decoder:
             raise InputError(
                 "model.decoder='': each target token would see the next one, which it predicts. "
@@ -65,13 +61,6 @@ class GenerationObjective(FinetuningObjective):
             raise InputError(
                 f"data.num_generated={num_generated}: no number of sources. Use -1 for all, or 0 "
                 "for none."
-            )
-        if not 0 <= smoothing < 1:
-            raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
-        if smoothing and (config.distill.teacher or config.distill.logits):
-            raise InputError(
-                f"data.label_smoothing={smoothing}: the teacher of section distill smooths the "
-                "labels already. Set 0."
             )
 
     def check_inputs_repeat(self) -> None:
@@ -109,17 +98,3 @@ class GenerationObjective(FinetuningObjective):
     def targets(self) -> Mapping[str, Target]:
         """Return no labels: the tokens themselves are predicted."""
         return {}
-
-    def train_sums(
-        self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array
-    ) -> Sums:
-        """Return the sums of a training batch; see `Objective.train_sums`. Its labels are smoothed.
-
-        Evaluations are not, so that their perplexity is that of the targets.
-        """
-        outputs = self.apply(params, batch, key, constants)
-        sums = self.sums(outputs, batch)
-        if smoothing := self.config.data["label_smoothing"]:
-            slots = outputs["mlm_logits"], batch["masked_lm_ids"], batch["masked_lm_weights"]
-            sums["mlm_loss"] = losses.cross_entropy(*slots, label_smoothing=smoothing)
-        return sums

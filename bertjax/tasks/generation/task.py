@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
-from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
+from bertjax.tasks.finetuning_data import (
+    COMMON_DATA_FIELDS,
+    LABEL_SMOOTHING,
+    TFDS_SPLITS,
+    find_tables,
+)
 from bertjax.tasks.generation.evaluation import TEXT_SCORES, GenerationEvalSet, encode_dataset
 from bertjax.tasks.generation.objective import MLM_PROBABILITY, GenerationObjective
 from bertjax.tasks.generation.pipeline import GenerationPipeline
@@ -35,9 +40,7 @@ class GenerationTask(FinetuningTask):
             "tokens of a target with [SEP], and of all targets in a sequence; the rest of "
             "`max_seq_length` is for the source",
         ),
-        "label_smoothing": field(
-            0.0, "share of each label that the training loss divides among all tokens, in [0, 1)"
-        ),
+        "label_smoothing": LABEL_SMOOTHING,
         "mlm_probability": field(
             MLM_PROBABILITY,
             "fraction of the tokens of each target that are masked and predicted in a training "

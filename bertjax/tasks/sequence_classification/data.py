@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning_data import (
     COMMON_DATA_FIELDS,
+    LABEL_SMOOTHING,
     TFDS_SPLITS,
     find_tables,
     require_directory,
@@ -38,6 +39,7 @@ FIELDS = COMMON_DATA_FIELDS | {
         "single_label_classification",
         "`single_label_classification`, `multi_label_classification` or `regression`",
     ),
+    "label_smoothing": LABEL_SMOOTHING,
     "label_separator": field(
         "", 'separator of the labels of a text (multi-label); "" chooses one of , | ; by content'
     ),

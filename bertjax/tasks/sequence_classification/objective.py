@@ -7,6 +7,7 @@ from bertjax.config.config import Config
 from bertjax.tasks.finetuning import FinetuningObjective, check_num_labels
 from bertjax.tasks.sequence_classification.data import columns_from_config
 from bertjax.tasks.task import check_type_vocab_size
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import check_truncation, make_target
 from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.glue import find_glue_task
@@ -24,6 +25,7 @@ class SequenceClassificationObjective(FinetuningObjective):
 
     heads = ("sequence_classification",)
     eval_outputs = ("sequence_classification_logits",)
+    SMOOTHED_TARGETS = ("sequence_classification", "labels", "labels_weights")
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         columns, glue = columns_from_config(config), config.data["glue"]
@@ -36,6 +38,12 @@ class SequenceClassificationObjective(FinetuningObjective):
         if columns.text_pair:
             check_type_vocab_size(config.model, "the texts of a pair")
         self.problem_type = columns.problem_type
+        smoothing = config.data["label_smoothing"]
+        if smoothing and self.problem_type != "single_label_classification":
+            raise InputError(
+                f"data.label_smoothing={smoothing}: data.problem_type={self.problem_type} has no "
+                "single label to smooth. Set 0."
+            )
         check_num_labels(config)
 
     def targets(self) -> Mapping[str, Target]:

@@ -10,6 +10,7 @@ from bertjax.config.config import Config
 from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import (
     COMMON_DATA_FIELDS,
+    LABEL_SMOOTHING,
     TFDS_SPLITS,
     find_tables,
     has_training_table,
@@ -58,6 +59,7 @@ class TokenClassificationTask(FinetuningTask):
             "",
             'column of the tags or the spans: name or number from 1; "" finds it if one is likely',
         ),
+        "label_smoothing": LABEL_SMOOTHING,
         "fix_tags": field(
             False, "accept tags that break their scheme, as conlleval does, instead of an error"
         ),
