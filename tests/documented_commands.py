@@ -19,7 +19,7 @@ PAGES = sorted(
     key=lambda page: (FIRST.index(page.name) if page.name in FIRST else len(FIRST), page.name),
 )
 PROGRAMS = ("bertjax", "python", "pip", "make")
-FENCES = {"bash", "text", "python", "ini"}
+FENCES = {"bash", "text", "python", "ini", "yaml"}
 
 # What runs a command other than `test_commands_run_as_printed`.
 LAUNCHED = "tests/test_launch.py, with stubs of the cloud tools"

@@ -29,9 +29,9 @@ def add_config(
         "--config",
         required=not (group or default_text),
         metavar="NAME[:OPTIONS]",
-        help="configuration that `bertjax config` lists, or FILE.py with get_config(**options); "
-        "OPTIONS are KEY=VALUE,...; --config.FIELD=VALUE overrides a field"
-        + (f" ({default_text})" if default_text else ""),
+        help="configuration that `bertjax config` lists, FILE.py with get_config(**options), or "
+        "fields in FILE.json or FILE.yaml; OPTIONS are KEY=VALUE,...; --config.FIELD=VALUE "
+        "overrides a field" + (f" ({default_text})" if default_text else ""),
     )
     parser.set_defaults(parse_extra_args=parse_overrides)
 
