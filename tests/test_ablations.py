@@ -7,11 +7,13 @@ import json
 import pathlib
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
 from bertjax.errors import EXIT_DIVERGED
+from bertjax.model.bert import param_shapes
 from bertjax.tasks import registry
 from experiments.ablations import __main__ as ablations
 from experiments.ablations import commands, feature_based, recipes
@@ -20,8 +22,9 @@ from experiments.ablations.architectures import count_parameters, fit_encoders, 
 from experiments.ablations.results import VariantResult, describe_finding, write_results
 from experiments.ablations.tables import TABLES, TASKS, Finding, make_tables
 
+TABLE_SIZES = {"vocab_size": 8192, "max_position_embeddings": 512, "type_vocab_size": 2}
 ABLATION_TABLES = make_tables(("2-128", "4-256"), (0.1, 0.5, 1.0))
-ABLATION_TABLES[ablations.ARCHITECTURES] = make_table("2-128", 8192)
+ABLATION_TABLES[ablations.ARCHITECTURES] = make_table("2-128", TABLE_SIZES)
 
 
 @pytest.mark.parametrize("name", ABLATION_TABLES)
@@ -54,7 +57,7 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
         tmp_path,
         table=name,
         task=[f"{task}=data" for task in TASKS],
-        pretrain=["max_seq_length=64"],
+        pretrain=["max_seq_length=64", "model.vocab_size=8192"],
         finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
     )
     for variant in ablation.table.variants:
@@ -76,12 +79,45 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
     assert feature_layers == {"-2..-1"} | others
 
 
-@pytest.mark.parametrize("size", ["2-128", "4-256", "6-512"])
-def test_architectures_have_equally_many_parameters(size) -> None:
-    encoders = fit_encoders(size, 8192)
+@pytest.mark.parametrize(
+    ("size", "vocab_size"), [("2-128", 8192), ("mini", 30522), ("6-512", 8192), ("base", 30522)]
+)
+def test_architectures_have_equally_many_parameters(size, vocab_size) -> None:
+    encoders = fit_encoders(size, TABLE_SIZES | {"vocab_size": vocab_size})
     bert, transformer, lstm = (count_parameters(encoders[name]) for name in ENCODER_KINDS)
     assert 2 * transformer == pytest.approx(bert, rel=0.01) == pytest.approx(2 * lstm, rel=0.01)
-    assert encoders["lstm"].feed_forward_size > encoders["lstm"].hidden_size
+    for config in encoders.values():
+        assert config.feed_forward_size >= config.hidden_size
+        counted = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(config)["encoder"]))
+        assert counted == count_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": "2-64"}, "--size 2-64: with a vocabulary of 30522, half of its parameters are"),
+        ({"size": "bogus"}, "--size bogus: model='bogus': unknown"),
+        ({"pretrain": ["model.vocab_size=8k"]}, "--size 2-128: invalid literal for int"),
+    ],
+)
+def test_architectures_reject_sizes_that_do_not_fit(tmp_path, fields, message) -> None:
+    with pytest.raises(SystemExit, match=message):
+        make_ablation(tmp_path, table=ablations.ARCHITECTURES, **fields)
+
+
+def test_ways_keep_their_learning_rate_unless_one_is_given(tmp_path, monkeypatch) -> None:
+    commands = []
+    monkeypatch.setattr(ablations, "run_once", lambda _, sweeps: commands.extend(sweeps))
+    given = ["all.optimizer.learning_rate=2e-4", "all.steps=9", "features.steps=7"]
+    ablation = make_ablation(
+        tmp_path, table=ablations.ARCHITECTURES, task=["mrpc=data"], finetune=given,
+        pretrain=["model.vocab_size=8192"],
+    )  # fmt: skip
+    for variant in ablation.table.variants[:2]:
+        ablation._fine_tune(variant, tmp_path, "mrpc")
+    configs = [configuration(command) for command in commands]
+    rates = [(config.optimizer.learning_rate, config.steps) for config in configs]
+    assert rates == [(2e-4, 9), (1e-3, 7)]
 
 
 def configuration(command: list[str]) -> Config:

@@ -24,14 +24,17 @@ def test_sinusoids_have_the_deviation_and_differ_between_positions(size: int) ->
     np.testing.assert_array_equal(nearest, np.arange(POSITIONS))
 
 
+@pytest.mark.parametrize("is_reverse", [False, True])
 @pytest.mark.parametrize(("size", "heads"), SHAPES)
 def test_local_attention_init_scores_highest_at_the_offset_of_the_head(
-    size: int, heads: int
+    size: int, heads: int, is_reverse: bool
 ) -> None:
     key = jax.random.key(0)
     positions = np.asarray(sinusoids(1.0)(key, (POSITIONS, size)))
     kernels = (
-        np.asarray(local_attention_init(1e-9, heads, POSITIONS, query)(key, (size, size)))
+        np.asarray(
+            local_attention_init(1e-9, heads, POSITIONS, query, is_reverse)(key, (size, size))
+        )
         for query in (True, False)
     )
     shape = (POSITIONS, heads, size // heads)
@@ -39,7 +42,7 @@ def test_local_attention_init_scores_highest_at_the_offset_of_the_head(
     all_scores = queries.swapaxes(0, 1) @ keys.transpose(1, 2, 0)
     inside = np.arange(20, POSITIONS - 20)
     for head in range(heads):
-        target = inside + (head // 2 + 1) * (1 if head % 2 else -1)
+        target = inside + (head // 2 + 1) * (1 if head % 2 else -1) * (-1 if is_reverse else 1)
         scores = all_scores[head][inside]
         assert (scores.argmax(axis=1) == target).all()
         far = abs(np.arange(POSITIONS) - target[:, None]) > 16

@@ -116,6 +116,7 @@ class SelfAttention(nn.Module):
                 config.initializer_range,
                 config.num_attention_heads,
                 config.max_position_embeddings,
+                is_reverse=config.direction == "right_to_left",
             )
             inits = {"query": local_init(query=True), "key": local_init(query=False)}
         query, key, value = (

@@ -45,13 +45,14 @@ def sinusoids(std: float) -> Initializer:
 
 
 def local_attention_init(
-    std: float, num_heads: int, num_positions: int, query: bool
+    std: float, num_heads: int, num_positions: int, query: bool, is_reverse: bool = False
 ) -> Initializer:
     """Return an initializer of the matrices [H, H] of queries, or of keys unless `query`.
 
-    Head h scores a key higher, the nearer it is to an offset of -1, 1, -2, 2, ... from the query.
-    The queries are waves at the offset position, by the angle addition formulas. The keys are waves
-    at their own position. `normal(std)` is added to both.
+    Head h scores a key higher, the nearer it is to an offset of -1, 1, -2, 2, ... from the query,
+    or of 1, -1, 2, -2, ... in an encoder that reads in reverse, from right to left. The queries are
+    waves at the offset position, by the angle addition formulas. The keys are waves at their own
+    position. `normal(std)` is added to both.
     """
 
     def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
@@ -62,7 +63,7 @@ def local_attention_init(
         stride = max(1, num_heads // 2)
         for head in range(num_heads):
             waves = np.arange(head % stride, num_waves, stride)[: head_size // 2]
-            offset = (head // 2 + 1) * (1 if head % 2 else -1)
+            offset = (head // 2 + 1) * (1 if head % 2 != is_reverse else -1)
             angle = _frequencies(num_positions, num_waves)[waves] * offset * query
             sine, cosine = np.arange(len(waves)), head_size // 2 + np.arange(len(waves))
             table[waves, head, sine] = table[num_waves + waves, head, cosine] = np.cos(angle)

@@ -18,15 +18,15 @@ import dataclasses
 import math
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from bertjax.model.bert_config import BertConfig
 from experiments import pretraining
-from experiments.ablations.architectures import make_table
+from experiments.ablations.architectures import TABLE_FIELDS, make_table
 from experiments.ablations.commands import override_flags, run_bertjax, run_once
 from experiments.ablations.results import VariantResult, read_row, write_results
-from experiments.ablations.tables import TABLES, TASKS, Variant, make_tables
+from experiments.ablations.tables import TABLES, TASKS, AblationTable, Variant, make_tables
 
 ARCHITECTURES = "architectures"
 MILESTONES = "0.1,0.2,0.4,0.7,1"
@@ -57,8 +57,7 @@ class Ablation:
         self._num_parts = math.lcm(*(milestone.denominator for milestone in milestones))
         self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
         if args.table == ARCHITECTURES:
-            vocab_size = parse_assignments(args.pretrain, "--pretrain").get("model.vocab_size")
-            table = make_table(args.size, int(vocab_size or BertConfig.vocab_size))
+            table = _make_architectures(args.size, parse_assignments(args.pretrain, "--pretrain"))
         else:
             table = make_tables(args.sizes.split(","), list(map(float, milestones)))[args.table]
         variants = [v.without_shared_options(self._options) for v in table.variants]
@@ -125,19 +124,39 @@ class Ablation:
         head = {field: text.format(**sizes) for field, text in variant.finetuning.items()}
         fixed = {field: text.format(**sizes) for field, text in task.fields.items()}
         parts = ["pair"] if variant.is_pair else []
-        parts += [variant.pretraining_name, f"{variant.step_fraction:g}", *head.values(), name]
-        workdir = args.output / "finetuning" / "-".join(parts)
+        parts += [variant.pretraining_name, f"{variant.step_fraction:g}"]
+        parts += [variant.way] if variant.way else head.values()
+        workdir = args.output / "finetuning" / "-".join([*parts, name])
         separator = "" if task.config.endswith(":") else ","
         spec = f"{task.config}{separator}init={model},data={self._tasks[name]}"
-        extra = {
-            field.partition(".")[2]: value
-            for field, value in self._finetune.items()
-            if field.partition(".")[0] in (name, "all")
+        given = {
+            kind: {
+                field.partition(".")[2]: value
+                for field, value in self._finetune.items()
+                if field.partition(".")[0] == kind
+            }
+            for kind in ("all", name, variant.way)
         }
-        fields = override_flags({**fixed, **head, **extra})
+        # A way has fields of its own, which those of all rows do not replace.
+        usual = (
+            {**fixed, **given["all"], **head} if variant.way else {**fixed, **head, **given["all"]}
+        )
+        fields = override_flags({**usual, **given[name], **given[variant.way]})
         command = ["sweep", "--config", spec, "--workdir", str(workdir), f"--seeds={args.seeds}"]
         run_once(workdir / "record.json", [[*command, *fields]])
         return workdir
+
+
+def _make_architectures(size: str, fields: Mapping[str, str]) -> AblationTable:
+    """Return the table of architectures for the fields of pre-training; exit if there is none."""
+    try:
+        sizes = {
+            name: int(fields.get(f"model.{name}", getattr(BertConfig, name)))
+            for name in TABLE_FIELDS
+        }
+        return make_table(size, sizes)
+    except ValueError as error:  # InputError is one
+        sys.exit(f"--size {size}: {error}")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ class Variant:
       finetuning: fine-tuning configuration fields; {width} is the encoder's hidden size.
       step_fraction: fraction of the pre-training steps after which the model is evaluated.
       is_pair: whether it is a pair of encoders, each pre-trained in its direction.
+      way: name of the way in which it is fine-tuned; "" if `finetuning` names it.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Variant:
     finetuning: Mapping[str, str] = dataclasses.field(default_factory=dict)
     step_fraction: float = 1.0
     is_pair: bool = False
+    way: str = ""
 
     @property
     def pretraining_name(self) -> str:
@@ -42,9 +44,9 @@ class Variant:
         )
         return left, right
 
-    def with_finetuning(self, way: str, fields: Mapping[str, str]) -> "Variant":
-        """Return the variant fine-tuned in another way."""
-        return dataclasses.replace(self, name=f"{self.name}, {way}", finetuning=fields)
+    def with_way(self, way: str, fields: Mapping[str, str]) -> "Variant":
+        """Return the variant fine-tuned in a way."""
+        return dataclasses.replace(self, name=f"{self.name}, {way}", way=way, finetuning=fields)
 
     def without_shared_options(self, options: Mapping[str, str]) -> "Variant":
         """Return the variant without the options of all runs, so that it may be the plain run."""
