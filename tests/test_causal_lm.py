@@ -169,7 +169,7 @@ def test_sampled_softmax_estimates_the_sum_over_the_vocabulary() -> None:
 
 def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:
     plain = PretrainingObjective(make_run_config(corpus, **CAUSAL))
-    sampled = PretrainingObjective(make_run_config(corpus, **CAUSAL, model__sampled_softmax=4000))
+    sampled = PretrainingObjective(make_run_config(corpus, **CAUSAL, model__sampled_softmax=127))
     batch = PretrainingData(corpus, plain.options).batch(0)
     params = jax.jit(plain.init_params)(jax.random.key(0))
 
@@ -181,6 +181,9 @@ def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:
     keys = jax.random.split(jax.random.key(1), 2)
     first, second = (float(loss(sampled, key)) for key in keys)
     assert first == float(loss(sampled, keys[0])) != second
-    assert abs(first - float(loss(plain, keys[0]))) < 0.05
+    assert abs(first - float(loss(plain, keys[0]))) < 0.3
+    outputs = jax.jit(sampled.apply, static_argnums=2)(params, batch, None, {})
+    assert outputs["mlm_logits"].shape[-1] == 128  # of an evaluation
+    assert sampled.step_flops() < 1.01 * plain.step_flops() < 1.02 * sampled.step_flops()
     with pytest.raises(InputError, match="sampled_softmax=8: only a CLM predicts so many tokens"):
         PretrainingObjective(make_run_config(corpus, model__sampled_softmax=8))

@@ -1,5 +1,6 @@
 """Language models of one direction, and pairs of them, train like every model."""
 
+import dataclasses
 import math
 import shutil
 
@@ -26,6 +27,8 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means
 from bertjax.tasks import registry
 from bertjax.tasks.pretraining import PretrainingObjective
+from bertjax.training.initialization import PretrainedModel
+from bertjax.training.memory_budget import memory_fixes
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
@@ -140,7 +143,7 @@ def test_every_task_fine_tunes_a_pair_on_a_mesh(task, encoder) -> None:
 @pytest.mark.parametrize("kind", ["transformer", "lstm"])
 def test_convert_joins_two_encoders_to_a_pair(kind, tmp_path) -> None:
     models = [draw(direction, encoder=kind) for direction in PAIR]
-    pair = join_encoders(*models)
+    pair = join_encoders(dict(zip("lr", models, strict=True)))
     assert pair.config.direction == "pair" and list(pair.params) == ["encoder"]
     for name, model in zip(PAIR, models, strict=True):
         assert_same_params(pair.params["encoder"][name], model.params["encoder"])
@@ -159,6 +162,8 @@ def test_convert_joins_two_encoders_to_a_pair(kind, tmp_path) -> None:
     assert single.shape == (16,) and packed.shape == (2, 16)
     np.testing.assert_allclose(single, packed[0], atol=1e-6)
     assert model.encode([]).shape == (0, 16)
+    with pytest.raises(InputError, match="pooling=cls: from left to right"):
+        model.encode("a b c", pooling="cls")
     if kind == "lstm":
         with pytest.raises(InputError, match="an LSTM's loop has a fixed length"):
             write_stablehlo(tmp_path / "pair", tmp_path / "program")
@@ -167,11 +172,11 @@ def test_convert_joins_two_encoders_to_a_pair(kind, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
-        ({"direction": PAIR[1]}, {"direction": PAIR[0]}, "model.direction=right_to_left: one of"),
-        ({}, {"direction": "bidirectional"}, "model.direction=bidirectional: one of the models"),
-        ({}, {"num_hidden_layers": 1}, "model.num_hidden_layers: 2 in one model, 1 in the other"),
-        ({}, {"encoder": "lstm"}, "model.encoder: 'transformer' in one model, 'lstm' in the ot"),
-        ({}, {"tokens": "abce"}, "the models have different vocabularies"),
+        ({"direction": PAIR[1]}, {"direction": PAIR[0]}, "l: model.direction=right_to_left. Give"),
+        ({}, {"direction": "bidirectional"}, "r: model.direction=bidirectional. Give"),
+        ({}, {"num_hidden_layers": 1}, "r: model.num_hidden_layers=1, and 2 in the other"),
+        ({}, {"encoder": "lstm"}, "r: model.encoder='lstm', and 'transformer' in the o"),
+        ({}, {"tokens": "abce"}, "r: has another vocabulary"),
     ],
 )
 def test_encoders_that_differ_are_no_pair(left, right, message) -> None:
@@ -180,4 +185,25 @@ def test_encoders_that_differ_are_no_pair(left, right, message) -> None:
         for name, fields in zip(PAIR, (left, right), strict=True)
     ]
     with pytest.raises(InputError, match=message):
-        join_encoders(*models)
+        join_encoders(dict(zip("lr", models, strict=True)))
+
+
+def test_a_pair_does_not_become_bidirectional(tmp_path) -> None:
+    pair = join_encoders(dict(zip("lr", map(draw, PAIR), strict=True)))
+    write_model(Source(pair, "", {}), tmp_path, "bertjax")
+    pretrained = PretrainedModel(tmp_path)
+    bert = dataclasses.replace(pair.config, direction="bidirectional")
+    with pytest.raises(InputError, match=r"model\.direction='bidirectional': the model at"):
+        pretrained.check_compatible(bert, {"encoder": {}, "mlm": {}}, ())
+
+
+def test_memory_fixes_of_an_lstm_have_no_rematerialization(corpus) -> None:
+    config = make_run_config(corpus, **LSTM_LM, batch_size=16).resolve()
+    fixes = [override for override, _ in memory_fixes(config, 1, is_cpu=False)]
+    assert fixes and not any("remat" in override for override in fixes)
+
+
+def test_sampled_softmax_has_no_teacher(corpus) -> None:
+    config = make_run_config(corpus, **LSTM_LM, distill__teacher="runs/teacher")
+    with pytest.raises(InputError, match="sampled_softmax=64: a teacher's logits are those of"):
+        PretrainingObjective(config)

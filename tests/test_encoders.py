@@ -131,7 +131,8 @@ def test_each_encoder_of_a_pair_sees_the_token_and_one_side(config) -> None:
     for layer in (1, 2):
         assert np.flatnonzero(left_to_right[layer]).tolist() == [*range(5, LENGTH)]
         assert np.flatnonzero(right_to_left[layer]).tolist() == [*range(6)]
-    assert np.flatnonzero(left_to_right[0]).tolist() == [5]  # the embeddings
+    for embeddings in (left_to_right[0], right_to_left[0]):
+        assert np.flatnonzero(embeddings).tolist() == [5]
 
 
 @pytest.mark.parametrize("config", PAIRS, ids=lambda config: config.encoder)
@@ -151,10 +152,18 @@ def logits(config: BertConfig, params: Any, arrays: Any) -> np.ndarray:
     return np.asarray(outputs["sequence_classification_logits"])
 
 
-@pytest.mark.parametrize("features", ["", "0..-1"])
-@pytest.mark.parametrize("mix", ["sum", "concat"])
-def test_pooled_vectors_of_a_pair_have_read_the_whole_example(features, mix) -> None:
-    config = dataclasses.replace(PAIRS[0], feature_layers=features, feature_mix=mix)
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (0, {}),
+        (0, {"feature_layers": "0..-1", "feature_mix": "sum"}),
+        (0, {"feature_layers": "0..-1", "feature_mix": "concat"}),
+        (1, {"feature_layers": "0..-1", "feature_mix": "concat"}),
+        (1, {"bilstm": 8}),
+    ],
+)
+def test_pooled_vectors_of_a_pair_have_read_the_whole_example(kind, fields) -> None:
+    config = dataclasses.replace(PAIRS[kind], **fields)
     model = BertWithHeads(config, ("sequence_classification",))
     init = jax.jit(functools.partial(model.init, deterministic=True))
     params = init(jax.random.key(0), batch())["params"]
@@ -207,6 +216,7 @@ def test_freeze_features_decides_whether_the_encoders_learn(is_frozen) -> None:
         ({"direction": "both"}, "direction='both': unknown. Use bidirectional or left_to_right"),
         ({"encoder": "lstm"}, "direction=bidirectional: an LSTM reads in one direction"),
         ({"encoder": "lstm", "direction": "pair", "remat": True}, "remat=True: an LSTM does not"),
+        ({"sampled_softmax": 40}, "sampled_softmax=40: not below vocab_size=40"),
         ({"decoder": "prefix", "direction": "pair"}, "decoder='prefix': the source is bidirec"),
     ],
 )

@@ -79,7 +79,7 @@ def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightRepo
     from bertjax.preflight.search import largest_batch
 
     reports = []
-    for remat in (False, True):
+    for remat in (False, True) if config.model.encoder == "transformer" else (False,):
         report = largest_batch(config, topology, remat)
         size = "none fits" if report is None else f"{report.train.per_device_batch_size} fit"
         print(f"sequences a device {'with' if remat else 'without'} remat: {size}", flush=True)

@@ -32,6 +32,7 @@ MODEL_FIELDS = (
     "encoder",
     "direction",
     *LAYER_MIX_FIELDS,
+    "freeze_features",
 )
 
 _SCHEMA = {"task?": str, "model?": {str: object}, "data?": {str: object}, "mesh?": {str: object}}

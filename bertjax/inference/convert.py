@@ -15,12 +15,16 @@ from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.workdir.draft import exclusive_draft
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
+
+# Those of both encoders of a pair may differ; `feed_forward_size` stands for its field.
+_UNCOMPARED_FIELDS = ("direction", "intermediate_size", *LAYER_MIX_FIELDS, "freeze_features")
 
 
 def convert(
@@ -50,7 +54,10 @@ def convert(
         else:
             converted = _read(format_name, target_format, source)
         if right_to_left:
-            converted = _Source(join_encoders(converted.model, read_model(right_to_left)), "", {})
+            pair = join_encoders(
+                {source: converted.model, right_to_left: read_model(right_to_left)}
+            )
+            converted = _Source(pair, "", {})
         draft = folder / "model"
         if draft.exists():
             draft.rmtree()
@@ -67,31 +74,35 @@ def convert(
     return converted.model
 
 
-def join_encoders(left_to_right: NumpyModel, right_to_left: NumpyModel) -> NumpyModel:
+def join_encoders(models: Mapping[epath.PathLike, NumpyModel]) -> NumpyModel:
     """Return the pair of two encoders, without heads.
+
+    Args:
+      models: directory -> model, from left to right and from right to left.
 
     Raises:
       InputError: the encoders have other directions, shapes or vocabularies.
     """
-    models = dict(zip(PAIR, (left_to_right, right_to_left), strict=True))
-    for name, model in models.items():
-        if model.config.direction != name:
+    for (path, model), direction in zip(models.items(), PAIR, strict=True):
+        if model.config.direction != direction:
             raise InputError(
-                f"model.direction={model.config.direction}: one of the models has it. A pair is a "
-                "left_to_right and a right_to_left model, in this order."
+                f"{path}: model.direction={model.config.direction}. Give a left_to_right model as "
+                "SRC, and a right_to_left one."
             )
-        for field in MODEL_FIELDS:
-            values = [getattr(other.config, field) for other in models.values()]
-            if field != "direction" and values[0] != values[1]:
-                raise InputError(
-                    f"model.{field}: {values[0]!r} in one model, {values[1]!r} in the other. Train "
-                    "both with the same."
-                )
-    ours, theirs = left_to_right.tokenizer, right_to_left.tokenizer
+    (_, first), (path, second) = models.items()
+    for field in (*MODEL_FIELDS, "feed_forward_size"):
+        ours, theirs = getattr(first.config, field), getattr(second.config, field)
+        if ours != theirs and field not in _UNCOMPARED_FIELDS:
+            raise InputError(
+                f"{path}: model.{field}={theirs!r}, and {ours!r} in the other model. Train both "
+                "with the same."
+            )
+    ours, theirs = first.tokenizer, second.tokenizer
     if ours is not None and theirs is not None and ours.fingerprint() != theirs.fingerprint():
-        raise InputError("the models have different vocabularies. Train both with the same.")
-    config = dataclasses.replace(left_to_right.config, direction="pair")
-    encoders = {name: model.params["encoder"] for name, model in models.items()}
+        raise InputError(f"{path}: has another vocabulary. Train both with the same.")
+    own = {name: getattr(BertConfig, name) for name in (*LAYER_MIX_FIELDS, "sampled_softmax")}
+    config = dataclasses.replace(first.config, direction="pair", **own)
+    encoders = dict(zip(PAIR, (first.params["encoder"], second.params["encoder"]), strict=True))
     return NumpyModel(config, {"encoder": encoders}, ours)
 
 

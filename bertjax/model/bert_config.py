@@ -80,7 +80,8 @@ class BertConfig:
     encoder: str = field(
         "transformer",
         'kind of the layers: "transformer", or "lstm" with `intermediate_size` cells, projected to '
-        "`hidden_size`, as in ELMo; it reads in one direction, or is a pair",
+        "`hidden_size`, as in ELMo; it reads in one direction, or is a pair, and has no positions, "
+        "token types or attention",
     )
     direction: str = field(
         "bidirectional",
@@ -136,6 +137,11 @@ class BertConfig:
         for name, largest in _MAXIMA.items():
             if (getattr(self, name) or 0) > largest:
                 raise InputError(f"{name}={getattr(self, name)}: too large. Use at most {largest}.")
+        if self.sampled_softmax >= self.vocab_size:
+            raise InputError(
+                f"sampled_softmax={self.sampled_softmax}: not below vocab_size={self.vocab_size}. "
+                "Use 0 for the whole vocabulary."
+            )
         for name in ("num_labels", "bilstm", "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: negative. Use at least 0.")

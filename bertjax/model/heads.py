@@ -82,7 +82,7 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Return pooled vectors of the shape of `x`."""
+        """Return pooled vectors [..., H]; those of a pair, `x`, have 2 H."""
         return jnp.tanh(Dense(self.config, self.config.hidden_size, name="transform")(x))
 
 
@@ -136,8 +136,8 @@ class Head:
         hidden states, the batch and the word embeddings [V, H]. The hidden states are those of all
         tokens [B, T, H] or of `positions_key` [B, N, H], or pooled [B, K, H].
       sums: function of logits and batch to `NAME_loss` and its metrics as (sum, weight).
-      pooled: True for pooled hidden states of `cls_positions`; those of the last tokens if the
-        encoder reads from left to right.
+      pooled: True for pooled hidden states of `cls_positions`; those of the last tokens if an
+        encoder, alone or in a pair, reads from left to right.
       module_names: for each of its modules the path here, in Hugging Face and in TF1, and the kind,
         as in `bertjax.formats.parameter_names`.
       architecture: class of `transformers`; a model with several heads has that of the last head.

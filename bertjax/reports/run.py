@@ -47,6 +47,8 @@ HIDDEN_METRICS = {
 # Terms at the top of the page: field of the configuration -> text for its value.
 FACTS: Mapping[str, Mapping[str, str]] = {
     "Model": {
+        "model.encoder": "{}",
+        "model.direction": "{}",
         "model.num_hidden_layers": "{} layers",
         "model.hidden_size": "hidden size {}",
         "model.num_attention_heads": "{} heads",

@@ -17,7 +17,7 @@ from bertjax.mesh.sharding import map_named
 from bertjax.steps.muon import scale_by_muon
 from bertjax.steps.schedules import learning_rate_schedule
 
-_LAYER_NORM_OR_BIAS = re.compile(r"(^|/)\w*norm\w*/|bias$", re.IGNORECASE)
+_NOT_DECAYED = re.compile(r"(^|/)\w*norm\w*/|bias$|^features/", re.IGNORECASE)
 _STACKED = re.compile(r"(^|/)blocks/")
 _EMBEDDINGS = re.compile(r"(^|/)embeddings/")
 
@@ -25,10 +25,10 @@ _EMBEDDINGS = re.compile(r"(^|/)embeddings/")
 def is_decayed(name: str) -> bool:
     """Return whether a parameter has weight decay, and under LAMB a trust ratio.
 
-    All have but LayerNorm (the module's name contains "norm") and biases (the name ends in
-    "bias"). Embeddings decay.
+    All have but LayerNorm (the module's name contains "norm"), biases (the name ends in "bias") and
+    the weights of a mix of layers, whose factor is near 1. Embeddings decay.
     """
-    return not _LAYER_NORM_OR_BIAS.search(name)
+    return not _NOT_DECAYED.search(name)
 
 
 def is_stacked(name: str) -> bool:

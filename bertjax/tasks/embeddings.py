@@ -105,6 +105,11 @@ class EmbeddingsObjective(FinetuningObjective):
         # A text is a source, and no head reads its vectors.
         defaults = {name: getattr(BertConfig, name) for name in ("decoder", *LAYER_MIX_FIELDS)}
         model = dataclasses.replace(config.model, **defaults)
+        if options.pooling == "cls" and model.direction in ("left_to_right", "pair"):
+            raise InputError(
+                f"pooling=cls: from left to right [CLS] sees no text (model.direction="
+                f"{model.direction}). Use mean."
+            )
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
         hidden_state_indices(options.layers, model.num_hidden_layers)
         self.options = options

@@ -19,6 +19,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.distributed import broadcast_from_process_0
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import BACKBONE_MODULES, SAMPLED_IDS
 from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
@@ -69,6 +70,11 @@ class PretrainingObjective(Objective):
             raise InputError(
                 f"model.sampled_softmax={count}: only a CLM predicts so many tokens that it pays. "
                 "Set 0."
+            )
+        if count and (config.distill.teacher or config.distill.logits):
+            raise InputError(
+                f"model.sampled_softmax={count}: a teacher's logits are those of the whole "
+                "vocabulary. Set 0."
             )
         if config.distill.unlabeled:
             raise InputError(
@@ -136,9 +142,21 @@ class PretrainingObjective(Objective):
         """Return the same for an eval batch."""
         return shapes_of_batch(self.eval_options.empty_batch(1), self.eval_batch_size)
 
+    def step_flops(self) -> float:
+        """Return the model FLOPs of a train step, with the drawn tokens of a sampled softmax."""
+        model = self.config.model
+        if model.sampled_softmax:  # and the target of each position
+            model = dataclasses.replace(
+                model, vocab_size=1 + model.sampled_softmax, sampled_softmax=0
+            )
+        return 3 * self._forward_flops(model, self.batch_size)
+
     def forward_flops(self, batch_size: int) -> float:
         """Return the model FLOPs of a forward pass."""
-        limits, model = self.options.sequence_limits, self.config.model
+        return self._forward_flops(self.config.model, batch_size)
+
+    def _forward_flops(self, model: BertConfig, batch_size: int) -> float:
+        limits = self.options.sequence_limits
         pairs = limits.examples if "nsp" in self.heads else 0
         return flops.forward_flops(
             model,

@@ -30,6 +30,7 @@ from bertjax.mesh import distributed
 from bertjax.mesh.feed import to_devices
 from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.encoders import PAIR
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
@@ -161,8 +162,8 @@ class PretrainedModel:
           InputError: a field that must be equal, or the shape of a parameter, differs.
         """
         saved = self.bert_config
-        becomes_bidirectional = "bidirectional" == model.direction != saved.direction
-        if becomes_bidirectional and "mlm" in shapes:
+        becomes_bidirectional = model.direction == "bidirectional" and saved.direction in PAIR
+        if becomes_bidirectional and saved.encoder == "transformer" and "mlm" in shapes:
             _log.info("%s: %s attention becomes bidirectional.", self.path, saved.direction)
             saved = dataclasses.replace(saved, direction="bidirectional")
         check_architecture(self.path, saved, model)

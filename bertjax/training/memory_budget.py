@@ -51,7 +51,7 @@ def memory_fixes(config: Config, num_shards: int, is_cpu: bool) -> Iterator[tupl
       is_cpu: whether the devices are CPUs.
     """
     override = ""
-    if not is_cpu and not config.model.remat:
+    if not is_cpu and not config.model.remat and config.model.encoder == "transformer":
         override = "--config.model.remat=True "
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True))
         yield override.rstrip(), config

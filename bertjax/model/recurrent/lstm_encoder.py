@@ -2,7 +2,8 @@
 
 Each layer projects its cells to the hidden size. From the second layer on a skip connection adds
 the input to the output. Cells and projections are clipped. ELMo embeds words by a network over
-their characters; a WordPiece vocabulary covers every word, so that a table suffices.
+their characters; a WordPiece vocabulary covers nearly every word, so that a table
+suffices.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ class AnswerExtractionObjective(FinetuningObjective):
 
     def forward_flops(self, batch_size: int) -> float:
         """Return the model FLOPs of a forward pass, with the products of a joint scorer."""
-        hidden, encoder = self.config.model.hidden_size, super().forward_flops(batch_size)
+        hidden, encoder = self.config.model.output_size, super().forward_flops(batch_size)
         if self.config.data["scorer"] != "joint":
             return encoder
         multiply_adds = 2 * hidden**2 + MAX_ANSWER_LENGTH * hidden  # of a token
