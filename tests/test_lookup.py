@@ -165,6 +165,8 @@ def test_reads_of_deleted_arrays_leave_one_error(tmp_path, monkeypatch, caplog) 
         with pytest.raises(InputError, match="cannot be read"):
             load_params(path, shapes)
     sys.unraisablehook(SimpleNamespace(exc_value=KeyError("another")))
+    error = Exception("Encountered error while reading array index: (slice(0, 300),). See full")
+    sys.unraisablehook(SimpleNamespace(exc_value=error))  # if it ends after the others
     time.sleep(0.5)  # until the abandoned reads have ended
     gc.collect()
     assert len(reported) == 1 and not caplog.records
