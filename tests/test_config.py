@@ -128,6 +128,7 @@ INIT_MODEL = BertConfig(
     feature_mix="sum",
     bilstm=32,
     num_labels=7,
+    label_counts="intent=3,slot=4",
 )
 
 

@@ -119,6 +119,41 @@ def test_evaluator_averages_primary_metrics_over_eval_sets() -> None:
     assert evaluation.files.keys() == {"one.outputs", "two.outputs"}
 
 
+def count_rows(evaluation: Evaluation) -> dict[str, float]:
+    return {"rows": np.int64(len(evaluation.files["outputs"]))}
+
+
+def repeat_a_score(evaluation: Evaluation) -> dict[str, float]:
+    return {"mean": 0.0}
+
+
+def return_a_number(evaluation: Evaluation) -> int:
+    return 3
+
+
+def test_evaluator_adds_the_scores_of_a_users_function() -> None:
+    numbers = Numbers("one", [1] * 8), Numbers("two", [4] * 8, [4] * 8)
+    task = StubTask(EIGHT, *numbers)
+    task.config = dataclasses.replace(task.config, metrics=f"{__name__}:count_rows")
+    task.primary_metrics = ("largest", "rows")
+    scores = evaluate(task, 1).scores
+    assert (scores["one/rows"], scores["two/rows"], scores["rows"]) == (1, 2, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("repeat_a_score", "'mean' is a score of the task. Rename it"),
+        ("return_a_number", "returns 3. Return a dictionary of names and numbers"),
+    ],
+)
+def test_evaluator_rejects_other_scores_of_a_users_function(name: str, problem: str) -> None:
+    task = StubTask(EIGHT, Numbers("dev", [1] * 8))
+    task.config = dataclasses.replace(task.config, metrics=f"{__name__}:{name}")
+    with pytest.raises(InputError, match=f"^metrics={__name__}:{name}: {problem}"):
+        evaluate(task, 1)
+
+
 def test_evaluator_reports_progress(monkeypatch) -> None:
     lines: list[str] = []
     task = StubTask(EIGHT, Numbers("dev", [1] * 8, [2] * 8))

@@ -345,7 +345,7 @@ for number, example in enumerate(json.load(sys.stdin), 1):
 
 @pytest.mark.minutes
 def test_examples_of_the_documents_run(home) -> None:
-    assert len(blocks()) == 3
+    assert len(blocks()) == 4
     done = subprocess.run(
         [sys.executable, "-c", EXAMPLES],
         input=json.dumps(blocks()),

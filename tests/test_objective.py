@@ -12,6 +12,7 @@ from conftest import in_test_all
 from bertjax.config.config import Config, MeshConfig, OptimizerSection
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import named_leaves
+from bertjax.model import losses
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.batch_sizes import accumulation_steps, check_batch_sizes
 from bertjax.steps.objective import MAX_EVAL_TOKENS, Objective
@@ -190,7 +191,7 @@ def test_label_smoothing_is_of_training_losses_alone(task: str) -> None:
     batch = {name: jnp.ones(x.shape, x.dtype) for name, x in plain.batch_shapes(2).items()}
     params = jax.jit(plain.init_params)(jax.random.key(0))
     logits = plain.apply(params, batch, None, {})[f"{task}_logits"]
-    key, weights = f"{task}_loss", plain.SMOOTHED_TARGETS[2]  # type: ignore[attr-defined]
+    key, weights = f"{task}_loss", plain.LOSS_INPUTS[2]  # type: ignore[attr-defined]
     loss, weight = smooth.train_sums(params, batch, None, {}, jnp.float32(0))[key]
     targets = optax.smooth_labels(jax.nn.one_hot(jnp.ones(batch[weights].shape, int), 3), 0.3)
     expected = optax.softmax_cross_entropy(logits, targets).sum()
@@ -218,3 +219,83 @@ def test_label_smoothing_needs_single_labels(fields, message) -> None:
                 "sequence_classification", model=dataclasses.replace(TINY, num_labels=3), data=data
             )
         )
+
+
+def make_classifier(**fields: object) -> Objective:
+    model = dataclasses.replace(TINY, num_labels=3)
+    return registry.make_objective(
+        make_run_config("sequence_classification", model=model, **fields)
+    )
+
+
+def test_loss_weights_multiply_the_losses_of_heads() -> None:
+    plain = registry.make_objective(make_run_config())
+    weighted = registry.make_objective(make_run_config(loss_weights="nsp=0.25"))
+    batch = {name: jnp.ones(x.shape, x.dtype) for name, x in plain.batch_shapes(2).items()}
+    outputs = plain.apply(jax.jit(plain.init_params)(jax.random.key(0)), batch, None, {})
+    expected, sums = plain.sums(outputs, batch), weighted.sums(outputs, batch)
+    loss, weight = expected["nsp_loss"]
+    np.testing.assert_allclose(sums["nsp_loss"], (loss / 4, weight), rtol=1e-6)
+    assert {**sums, "nsp_loss": 0} == {**expected, "nsp_loss": 0}
+    without = registry.make_objective(make_run_config(loss_weights="nsp=0"))
+    infinite = {**outputs, "nsp_logits": jnp.full_like(outputs["nsp_logits"], jnp.inf)}
+    assert without.sums(infinite, batch)["nsp_loss"] == (0, weight)
+    with pytest.raises(InputError, match="loss_weights='pooler=1': 'pooler' is no head"):
+        registry.make_objective(make_run_config(loss_weights="pooler=1"))
+
+
+def weigh_by_class(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return losses.cross_entropy(logits, labels, weights * jnp.array([1.0, 7.0, 1.0])[labels])
+
+
+def test_loss_of_a_user_replaces_that_of_training_and_evaluation() -> None:
+    name = f"{__name__}:weigh_by_class"
+    plain, custom = (
+        make_classifier(),
+        make_classifier(loss=name, loss_weights="sequence_classification=2"),
+    )
+    batch = {name: jnp.ones(x.shape, x.dtype) for name, x in plain.batch_shapes(2).items()}
+    params = jax.jit(plain.init_params)(jax.random.key(0))
+    key = "sequence_classification_loss"
+    loss, weight = plain.sums(plain.apply(params, batch, None, {}), batch)[key]
+    for sums in (
+        custom.sums(custom.apply(params, batch, None, {}), batch),
+        custom.train_sums(params, batch, None, {}, jnp.float32(0)),
+    ):
+        np.testing.assert_allclose(sums[key], (14 * loss, 7 * weight), rtol=1e-6)
+        assert "accuracy" in sums
+
+
+def test_loss_of_a_user_needs_a_task_that_reads_it() -> None:
+    with pytest.raises(InputError, match="loss='a:b': task=pretraining has a loss of its own"):
+        registry.make_objective(make_run_config(loss="a:b"))
+    fields = registry.data_fields()["sequence_classification"] | {"label_smoothing": 0.1}
+    with pytest.raises(InputError, match=r"data.label_smoothing=0.1: loss=a:b replaces the"):
+        make_classifier(loss="a:b", data=fields)
+
+
+def test_label_counts_must_name_the_heads() -> None:
+    model = dataclasses.replace(TINY, num_labels=3, label_counts="intent=1,slot=2")
+    with pytest.raises(InputError, match="label_counts='intent=1,slot=2': lacks the head seq"):
+        registry.make_objective(make_run_config("sequence_classification", model=model))
+    assert model.num_labels_of("slot") == 2 and TINY.num_labels_of("slot") == 0
+    assert model.split_labels("abc") == {"intent": ("a",), "slot": ("b", "c")}
+    assert TINY.split_labels("abc") == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "problem"),
+    [
+        ("slot", "not a positive number for each head"),
+        ("slot=0,intent=3", "not a positive number"),
+        ("slot=1,slot=2", "not a positive number"),
+        ("=3", "not a positive number"),
+        ("slot=3,", "not a positive number"),
+        ("slot=2", "2 labels, and num_labels=3"),
+    ],
+)
+def test_label_counts_rejects_other_texts(counts: str, problem: str) -> None:
+    with pytest.raises(InputError, match=f"^label_counts={counts!r}: {problem}"):
+        dataclasses.replace(TINY, num_labels=3, label_counts=counts)

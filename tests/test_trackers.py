@@ -54,7 +54,7 @@ def test_user_function_takes_every_line(user_module: str) -> None:
         ("my_metrics:none", "my_metrics has no function none"),
         ("my_metrics:lines", "my_metrics has no function lines"),
         ("no_such.module:f", "there is no module no_such.module"),
-        (".module:f", "unknown tracker. Use wandb or MODULE:FUNCTION"),
+        (".module:f", "not a function. Write MODULE:FUNCTION"),
         ("no_such_module:f", "there is no module no_such_module"),
     ],
 )

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from bertjax.config import durations
+from bertjax.config.compound_values import parse_init_layers
 from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.extraction_options import ExtractionOptions
@@ -157,6 +158,19 @@ class Config:
         "",
         'summaries that TensorBoard shows after an evaluation: "examples" with predictions, '
         '"parameters" as histograms, or both, joined by "+"; "" for none',
+    )
+    loss: str = field(
+        "",
+        "MODULE:FUNCTION that replaces the task's loss: takes logits, labels, weights, returns the "
+        'sums of losses and weights, as `bertjax.model.losses.cross_entropy` does; "" for none',
+    )
+    loss_weights: str = field(
+        "", 'factors of the losses of heads, such as "mlm=1,nsp=0.5"; heads not named have 1'
+    )
+    metrics: str = field(
+        "",
+        "MODULE:FUNCTION that adds scores: takes the `Evaluation` of an eval set, with its "
+        'predictions, returns names and numbers; "" for none',
     )
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -383,17 +397,3 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as config.json holds them."""
         return dataclasses.asdict(self)
-
-
-def parse_init_layers(value: str) -> list[int]:
-    """Return the numbers of `init_layers`.
-
-    Raises:
-      InputError: the text is malformed, or names a layer twice.
-    """
-    if not re.fullmatch(r"\d+(,\d+)*", value):
-        raise InputError(f"init_layers={value!r}: not numbers of layers. Write them as 0,2,4.")
-    layers = [int(number) for number in value.split(",")]
-    if len({*layers}) < len(layers):
-        raise InputError(f"init_layers={value!r}: names a layer twice. Remove one.")
-    return layers

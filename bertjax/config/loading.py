@@ -10,7 +10,8 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.config import Config, parse_init_layers
+from bertjax.config.compound_values import parse_init_layers
+from bertjax.config.config import Config
 from bertjax.config.config_file import override_fields, run_config_file
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig

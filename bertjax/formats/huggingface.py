@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 CONFIG_NAME = "config.json"
 _DECODER, _MLM_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
-_DECODER_KIND = "bertjax_decoder"  # `BertConfig.decoder`, which `transformers` keeps and ignores
+# `BertConfig.decoder`, and the labels of each head, which `transformers` keeps and ignores.
+_DECODER_KIND, _LABEL_SETS = "bertjax_decoder", "bertjax_label_sets"
 _log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
@@ -56,7 +58,7 @@ SCHEMA = {  # of config.json
     **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?", f"{_DECODER_KIND}?"), str),
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
     **{"architectures?": [str], "num_labels?": int, "decoder_start_token_id?": int},
-    **{"encoder?": {str: object}, "decoder?": {str: object}},
+    **{"encoder?": {str: object}, "decoder?": {str: object}, f"{_LABEL_SETS}?": {str: [str]}},
 }
 FIX = "Give the directory as published."
 _ENCODER_DECODER_KEYS = ("encoder", "decoder", "is_encoder_decoder")
@@ -137,6 +139,8 @@ def make_model(
     head = model.labeled_head
     if head is None:
         return model
+    if config.label_counts:
+        return dataclasses.replace(model, labels=read_labels(config_dict, path))
     count = int(model.params[head]["bias"].shape[0])
     problem = config_dict.get("problem_type")
     if problem is not None and problem not in PROBLEM_TYPES:
@@ -173,6 +177,8 @@ def read_labels(
     Raises:
       InputError: ids of labels are missing, or two labels have one name.
     """
+    if sets := config_dict.get(_LABEL_SETS):
+        return tuple(itertools.chain(*sets.values()))
     num_labels = config_dict.get("num_labels") or count
     if not 0 < num_labels <= _MAX_LABELS:
         raise InputError(f"{path}: num_labels={num_labels}: out of range. {FIX}")
@@ -252,7 +258,10 @@ def _label_fields(model: NumpyModel) -> dict[str, Any]:
     if model.labeled_head is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
-    fields: dict[str, Any] = {"id2label": {str(i): label for i, label in enumerate(labels)}}
+    sets = model.config.split_labels(labels)
+    labels = sets.get(model.labeled_head, labels)
+    fields: dict[str, Any] = {_LABEL_SETS: sets} if sets else {}
+    fields |= {"id2label": {str(i): label for i, label in enumerate(labels)}}
     fields["label2id"] = {label: i for i, label in enumerate(labels)}
     if model.labeled_head == "sequence_classification":
         fields["problem_type"] = model.problem_type
@@ -294,6 +303,9 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
     fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
     fields |= {"direction": "left_to_right"} if config_dict.get("is_decoder") else {}
     decoder = config_dict.get(_DECODER_KIND) or ""
+    if sets := config_dict.get(_LABEL_SETS):
+        fields["label_counts"] = ",".join(f"{head}={len(sets[head])}" for head in sets)
+        fields["num_labels"] = sum(map(len, sets.values()))
     return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], decoder=decoder)
 
 

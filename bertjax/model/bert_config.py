@@ -1,6 +1,7 @@
 """The configuration of a BERT encoder."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from typing import cast
@@ -119,6 +120,11 @@ class BertConfig:
     num_labels: int = field(
         0, "outputs of a classification head; 0 takes the number of labels from the data"
     )
+    label_counts: str = field(
+        "",
+        'for heads with a label set each their numbers of labels, such as "intent=21,slot=120"; '
+        '"" takes them from the data, or all heads have the same labels',
+    )
 
     def __post_init__(self) -> None:
         sizes = (
@@ -150,6 +156,8 @@ class BertConfig:
                 f"bilstm={self.bilstm}: odd, while each direction has half of the units. "
                 "Use an even number."
             )
+        if self.label_counts:
+            parse_label_counts(self.label_counts, self.num_labels)
         if self.feature_layers:
             parse_layers(self.feature_layers, self.num_hidden_layers)
         if self.encoder == "transformer" and self.hidden_size % self.num_attention_heads:
@@ -203,6 +211,27 @@ class BertConfig:
                         "layer. Remove one of them."
                     )
 
+    def num_labels_of(self, head: str) -> int:
+        """Return the number of labels of a head, 0 if it is not known."""
+        if not self.label_counts:
+            return self.num_labels
+        return parse_label_counts(self.label_counts, self.num_labels).get(head, 0)
+
+    def split_labels(self, labels: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return head -> its labels, in the order of `label_counts`; empty without that field.
+
+        Args:
+          labels: labels of all heads, one set after the other.
+        """
+        if not self.label_counts:
+            return {}
+        counts = parse_label_counts(self.label_counts, self.num_labels)
+        ends = itertools.accumulate(counts.values())
+        return {
+            head: tuple(labels[end - count : end])
+            for (head, count), end in zip(counts.items(), ends, strict=True)
+        }
+
     @property
     def has_cross_attention(self) -> bool:
         """True for a decoder with its own parameters, which attends to the encoder's vectors."""
@@ -242,6 +271,26 @@ class BertConfig:
     def feed_forward_size(self) -> int:
         """Size of the feed-forward layer: `intermediate_size`, by default 4 times `hidden_size`."""
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+
+def parse_label_counts(spec: str, total: int) -> dict[str, int]:
+    """Return head -> number of its labels, in the order of the text, such as "intent=21,slot=120".
+
+    Raises:
+      InputError: the text is malformed, names a head twice, or has another sum than `total`.
+    """
+    items = [item.partition("=") for item in spec.split(",")]
+    counts = {name: int(count) for name, _, count in items if re.fullmatch("0*[1-9][0-9]*", count)}
+    if len(counts) < len(items) or "" in counts:
+        raise InputError(
+            f"label_counts={spec!r}: not a positive number for each head. Write HEAD=NUMBER,..."
+        )
+    if sum(counts.values()) != total:
+        raise InputError(
+            f"label_counts={spec!r}: {sum(counts.values())} labels, and num_labels={total}. "
+            "Set num_labels to the sum."
+        )
+    return counts
 
 
 def parse_layers(spec: str, num_hidden_layers: int) -> tuple[int, ...]:

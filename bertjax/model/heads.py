@@ -121,9 +121,9 @@ def question_answering_head(config: BertConfig, name: str) -> LinearHead:
 
 
 def classification_head(config: BertConfig, name: str) -> LinearHead:
-    """Return `num_labels` logits per vector, one number for regression."""
+    """Return a logit per vector for each of the head's labels, one number for regression."""
     # A model with num_labels=0 does not have this head; only its parameter names are needed.
-    return LinearHead(config, max(config.num_labels, 1), name=name)
+    return LinearHead(config, max(config.num_labels_of(name), 1), name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,8 @@ class Head:
       positions_key: batch array of the positions [B, N] that it reads, such as X_positions, whose
         weights are X_weights; "" for all, or if `pooled`.
       input_dropout: True if dropout precedes it, as in fine-tuning.
-      has_label_names: True if its outputs are `num_labels` named labels.
+      has_label_names: True if its outputs are named labels, `BertConfig.num_labels_of` their
+        number.
     """
 
     name: str
@@ -293,13 +294,32 @@ for _head in (
     register_head(_head)
 
 
-def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:
-    """Return losses and metrics of every head with logits in `outputs`, summed over the batch."""
+def head_sums(
+    outputs: Mapping[str, Array], batch: Batch, loss_weights: Mapping[str, float]
+) -> Sums:
+    """Return losses and metrics of every head with logits in `outputs`, summed over the batch.
+
+    Args:
+      outputs: `NAME_logits` of heads.
+      batch: arrays of the batch.
+      loss_weights: head -> factor of its losses, 1 by default.
+    """
     sums: Sums = {}
     for name, head in HEADS.items():
         if f"{name}_logits" in outputs:
-            sums |= head.sums(outputs[f"{name}_logits"], batch)
+            own = head.sums(outputs[f"{name}_logits"], batch)
+            sums |= weighted_losses(own, loss_weights.get(name, 1.0))
     return sums
+
+
+def weighted_losses(sums: Sums, factor: float) -> Sums:
+    """Return sums whose losses are multiplied by a factor; an infinite loss times 0 is 0."""
+    return {
+        name: (value * factor if factor else jnp.zeros_like(value), weight)
+        if factor != 1 and name.endswith("_loss")
+        else (value, weight)
+        for name, (value, weight) in sums.items()
+    }
 
 
 def check_modules_known(modules: Iterable[str], source: object) -> None:

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import jax
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from bertjax.config.compound_values import parse_loss_weights
 from bertjax.config.config import Config
+from bertjax.config.user_functions import find_function
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
@@ -18,7 +21,7 @@ from bertjax.model.decoder.options import DecodingOptions
 from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.flops import forward_flops
 from bertjax.model.head_positions import num_last_block_positions
-from bertjax.model.heads import head_sums
+from bertjax.model.heads import head_sums, weighted_losses
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -42,6 +45,7 @@ class Objective(abc.ABC):
       UNUSED_FIELDS: configuration fields that the task does not read; other values than the
         defaults are rejected.
       DECODERS: values of `model.decoder` that the task supports.
+      LOSS_INPUTS: head, labels and weights of the loss that `loss` may replace.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
       batch_size: sequences of a global training batch, over all processes and devices.
@@ -52,6 +56,7 @@ class Objective(abc.ABC):
 
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     DECODERS: ClassVar[tuple[str, ...]] = ("", "prefix")
+    LOSS_INPUTS: ClassVar[tuple[str, str, str]] = ("", "", "")
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
 
@@ -63,6 +68,11 @@ class Objective(abc.ABC):
                 f"model.decoder={decoder!r}: task={config.task} does not support it. Use "
                 f"{' or '.join(name or repr(name) for name in self.DECODERS)}."
             )
+        if config.loss and not self.LOSS_INPUTS[0]:
+            raise InputError(
+                f"loss={config.loss!r}: task={config.task} has a loss of its own. Remove it."
+            )
+        parse_loss_weights(config.loss_weights, self.heads)
         for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
                 raise InputError(
@@ -79,6 +89,11 @@ class Objective(abc.ABC):
                         f"{section}.{item.name}={value!r}: a model of task={config.task} does not "
                         f"{purpose}. Remove it."
                     )
+
+    @functools.cached_property
+    def loss_weights(self) -> Mapping[str, float]:
+        """Head -> factor of its losses."""
+        return parse_loss_weights(self.config.loss_weights, self.heads)
 
     @functools.cached_property
     def model(self) -> BertWithHeads:
@@ -244,7 +259,21 @@ class Objective(abc.ABC):
         """
         is_token = batch["example_ids"] > 0
         nonpad_fraction = jnp.sum(is_token, dtype=jnp.float32), jnp.float32(is_token.size)
-        return {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch)
+        sums = {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch, self.loss_weights)
+        if not self.config.loss:
+            return sums
+        return sums | self.replaced_loss(find_function("loss", self.config.loss), outputs, batch)
+
+    def replaced_loss(
+        self,
+        loss: Callable[[Array, Array, Array], tuple[Array, Array]],
+        outputs: dict[str, Array],
+        batch: Batch,
+    ) -> Sums:
+        """Return the loss of `LOSS_INPUTS` by another function, times its weight."""
+        head, targets, weights = self.LOSS_INPUTS
+        pair = loss(outputs[f"{head}_logits"], batch[targets], batch[weights])
+        return weighted_losses({f"{head}_loss": pair}, self.loss_weights.get(head, 1.0))
 
     def eval_results(
         self, outputs: dict[str, Array], batch: Batch

@@ -18,6 +18,7 @@ from bertjax.config.config import Config, MeshConfig
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops, losses
+from bertjax.model.heads import HEADS
 from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
 from bertjax.tasks.finetuning_data import load_task_tokenizer
@@ -52,13 +53,11 @@ class FinetuningObjective(Objective):
 
     Class attributes:
       GROUPED: whether several examples are the choices of one question.
-      SMOOTHED_TARGETS: head, labels and weights of the loss that `data.label_smoothing` smooths.
       MIN_TOKENS_PER_EXAMPLE: limits the examples of a packed sequence to its length over this.
     """
 
     UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
-    SMOOTHED_TARGETS: ClassVar[tuple[str, str, str]] = ("", "", "")
     MIN_TOKENS_PER_EXAMPLE: ClassVar[int] = 8
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
@@ -67,6 +66,9 @@ class FinetuningObjective(Objective):
             raise InputError(
                 f"model.sampled_softmax={count}: task={config.task} does not read it. Set 0."
             )
+        for name in self.heads if (counts := config.model.label_counts) else ():
+            if HEADS[name].has_label_names and not config.model.num_labels_of(name):
+                raise InputError(f"model.label_counts={counts!r}: lacks the head {name}. Add it.")
         self._label_smoothing = smoothing = config.data.get("label_smoothing", 0.0)
         if not 0 <= smoothing < 1:
             raise InputError(f"data.label_smoothing={smoothing}: not in [0, 1). Use 0 or 0.1.")
@@ -74,6 +76,11 @@ class FinetuningObjective(Objective):
             raise InputError(
                 f"data.label_smoothing={smoothing}: the teacher of section distill smooths the "
                 "labels already. Set 0."
+            )
+        if smoothing and config.loss:
+            raise InputError(
+                f"data.label_smoothing={smoothing}: loss={config.loss} replaces the smoothed loss. "
+                "Set 0."
             )
         # One example in each sequence; `FinetuningTask.prepare` lowers it where the data allow.
         self.batch_size = self.round_up_batch_size(
@@ -89,12 +96,10 @@ class FinetuningObjective(Objective):
         """
         outputs = self.apply(params, batch, key, constants)
         sums = self.sums(outputs, batch)
-        if self._label_smoothing:
-            head, targets, weights = self.SMOOTHED_TARGETS
-            slots = outputs[f"{head}_logits"], batch[targets], batch[weights]
-            loss = losses.cross_entropy(*slots, label_smoothing=self._label_smoothing)
-            sums[f"{head}_loss"] = loss
-        return sums
+        if not self._label_smoothing:
+            return sums
+        loss = functools.partial(losses.cross_entropy, label_smoothing=self._label_smoothing)
+        return sums | self.replaced_loss(loss, outputs, batch)
 
     def trainable(self, name: str) -> bool:
         """Return False for the frozen encoder of a feature-based model."""
@@ -157,8 +162,12 @@ class FinetuningTask(Task):
         self.config, self.num_processes, self.process_id = config, num_processes, process_id
         labels = self.find_labels()
         if labels is not None:
-            self.labels = labels
-            model = dataclasses.replace(config.model, num_labels=len(labels) or 1)
+            by_head: Mapping[str, Sequence[str]] = labels if isinstance(labels, Mapping) else {}
+            self.labels = tuple(itertools.chain(*by_head.values()) if by_head else labels)
+            counts = ",".join(f"{head}={len(names)}" for head, names in by_head.items())
+            model = dataclasses.replace(
+                config.model, num_labels=len(self.labels) or 1, label_counts=counts
+            )
             self.config = config = dataclasses.replace(config, model=model)
         # Devices share the sequences of a batch. Inspection of one device plans for its processes.
         is_single = config.mesh == MeshConfig(1, 1, 1)
@@ -197,9 +206,17 @@ class FinetuningTask(Task):
         texts: Sequence[str] = data.all_texts
         return texts
 
-    def find_labels(self) -> tuple[str, ...] | None:
-        """Return the labels, none for a regression; None if `model.num_labels` has no meaning."""
+    def find_labels(self) -> Sequence[str] | Mapping[str, Sequence[str]] | None:
+        """Return the labels, none for a regression; None if `model.num_labels` has no meaning.
+
+        A task whose heads have a label set each returns head -> labels.
+        """
         return None
+
+    @property
+    def label_sets(self) -> Mapping[str, tuple[str, ...]]:
+        """Labels of each head, of a task whose heads have a label set each."""
+        return self.config.model.split_labels(self.labels)
 
     @abc.abstractmethod
     def encode(self, name: str, data: Any) -> Examples:

@@ -1,11 +1,11 @@
 """Files, tokenizer and labels of the data of fine-tuning tasks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.formats.loading import find_labels, find_tokenizer
+from bertjax.formats.loading import find_bert_config, find_labels, find_tokenizer
 from bertjax.tasks.task import check_vocabulary
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -24,7 +24,7 @@ COMMON_DATA_FIELDS = {
     "vocab": field("", 'vocabulary file; "" takes that of `init`'),
 }
 
-# Field of tasks whose objective has `SMOOTHED_TARGETS`.
+# Field of tasks whose objective has `LOSS_INPUTS`.
 LABEL_SMOOTHING = field(
     0.0, "share of each label that the training loss divides among all classes, in [0, 1)"
 )
@@ -145,6 +145,30 @@ def resolve_labels(
         return known
     labels = tuple(train_labels())
     return known if set(known) == set(labels) else labels
+
+
+def resolve_label_sets(
+    config: Config,
+    has_training_data: bool,
+    train_labels: Callable[[], Mapping[str, Sequence[str]]],
+) -> Mapping[str, Sequence[str]]:
+    """Return head -> labels, as `resolve_labels` does for one label set.
+
+    Args:
+      config: configuration of the run.
+      has_training_data: False takes the labels of the model, if it has any.
+      train_labels: reads the label set of each head from the training data.
+
+    """
+    init, known = config.init, dict[str, tuple[str, ...]]()
+    if init:
+        known = find_bert_config(init).split_labels(find_labels(init))
+    if known and not has_training_data:
+        return known
+    return {
+        head: known[head] if {*known.get(head, ())} == {*labels} else labels
+        for head, labels in train_labels().items()
+    }
 
 
 def _matching_tables(

@@ -84,7 +84,8 @@ class Pipeline(abc.ABC, Generic[Context]):
     Args:
       objective: objective of the model's task.
       tokenizer: tokenizer of the model.
-      labels: names of its classes in the order of their ids; empty if it has none.
+      labels: names of its classes in the order of their ids, of one head after the other; empty
+        if it has none.
       calibration: values that an evaluation chose, such as a threshold, by name.
     """
 
@@ -106,6 +107,11 @@ class Pipeline(abc.ABC, Generic[Context]):
     def config(self) -> Config:
         """Configuration of the model's run."""
         return self.objective.config
+
+    @property
+    def label_sets(self) -> Mapping[str, tuple[str, ...]]:
+        """Labels of each head, of a model whose heads have a label set each."""
+        return self.config.model.split_labels(self.labels)
 
     @property
     def max_input_tokens(self) -> int:

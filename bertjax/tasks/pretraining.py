@@ -53,11 +53,12 @@ class PretrainingObjective(Objective):
     """Encoder with the masked LM head, and for pairs the next sentence head."""
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        # The superclass checks their names.
+        self.heads = ("mlm", "nsp") if config.data["objective"] == "mlm_nsp" else ("mlm",)
         super().__init__(config, batch_size_multiple)
         fields = {name: value for name, value in config.data.items() if name != "dir"}
         shared = {name: getattr(config, name) for name in _CONFIG_FIELDS}
         self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
-        self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
             check_type_vocab_size(config.model, "the sentences of a pair")
         direction = DIRECTIONS.get(self.options.objective, "bidirectional")

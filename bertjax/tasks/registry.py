@@ -7,7 +7,6 @@ configuration or by `--task`. The name in a checkpoint alone runs no code.
 
 import contextlib
 import importlib
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.config.loading import read_config_dict
+from bertjax.config.user_functions import add_current_directory
 from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import Pipeline
@@ -43,9 +43,7 @@ def import_task(name: str) -> type[Task]:
       InputError: there is no task of this name.
     """
     module_name, _, class_name = TASKS.get(name, name).partition(":")
-    # As `python -m` does, and the script `bertjax` does not. Installed modules come first.
-    if (directory := os.getcwd()) not in sys.path:
-        sys.path.append(directory)
+    add_current_directory()
     if all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         try:
             importlib.import_module(module_name)

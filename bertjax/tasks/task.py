@@ -95,7 +95,8 @@ class Task(abc.ABC):
     Attributes:
       objective: loss and shapes.
       tokenizer: tokenizer of the data.
-      labels: names of the classes in the order of their ids; empty if the task has none.
+      labels: names of the classes in the order of their ids, of one head after the other; empty
+        if the task has none.
       stored_logits: logits of a teacher, once `open_logits` has opened them; or None.
       config: configuration, completed by what only the data determine.
 

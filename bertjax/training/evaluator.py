@@ -3,7 +3,7 @@
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.user_functions import find_function
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
 from bertjax.mesh.finite import check_finite
@@ -207,6 +208,9 @@ def _evaluate_outputs(
             files={**of_outputs.files, **addition.files},
             examples=[*of_outputs.examples, *addition.examples],
         )
+    if name := task.config.metrics:
+        compute = find_function("metrics", name)
+        evaluations = [_add_user_scores(name, compute, item) for item in evaluations]
     scores = _means(functools.reduce(_add_sums, (sums for sums, _ in outputs)))
     if len(eval_sets) == 1:
         return evaluations[0]._replace(scores=scores | evaluations[0].scores)
@@ -222,6 +226,26 @@ def _evaluate_outputs(
         files |= {f"{name}.{file}": content for file, content in evaluation.files.items()}
         examples += [f"{name}: {line}" for line in evaluation.examples]
     return Evaluation(scores, files, examples=examples)
+
+
+def _add_user_scores(
+    name: str, compute: Callable[[Evaluation], Mapping[str, float]], evaluation: Evaluation
+) -> Evaluation:
+    """Return an evaluation with the scores that a user's function computes of it.
+
+    Raises:
+      InputError: it returns something else than further names with numbers.
+    """
+    scores = compute(evaluation)
+    is_named = isinstance(scores, Mapping) and all(isinstance(key, str) for key in scores)
+    if not is_named or not all(isinstance(v, int | float | np.number) for v in scores.values()):
+        raise InputError(
+            f"metrics={name}: returns {scores!r:.80}. Return a dictionary of names and numbers."
+        )
+    if taken := scores.keys() & evaluation.scores.keys():
+        raise InputError(f"metrics={name}: {min(taken)!r} is a score of the task. Rename it.")
+    added = {key: float(value) for key, value in scores.items()}
+    return evaluation._replace(scores=evaluation.scores | added)
 
 
 def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> None:
@@ -246,6 +270,8 @@ def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> N
             f"best_metric={metric!r}: {config.data['dir']} has no eval split. Leave it out, or "
             "prepare the data with --eval-fraction."
         )
+    if config.metrics:  # its names are not known yet
+        return
     known = {*sum_names} - {"grad_norm", "nonpad_fraction"}
     for eval_set in eval_sets:
         if (names := getattr(eval_set, "score_names", None)) is None:

@@ -52,7 +52,7 @@ _ARCHITECTURE_FIELDS = (
     "encoder",
     "direction",
 )
-_INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
+_INIT_ONLY_FIELDS = ("num_labels", "label_counts", "initializer_range", "attention_init")
 _UNPUBLISHED_FIELDS = (
     "dtype",
     "scan_layers",

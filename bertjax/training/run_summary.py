@@ -9,6 +9,7 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.user_functions import USER_FUNCTIONS
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.memory import format_bytes, shard_bytes
 from bertjax.model.heads import HEADS
@@ -93,8 +94,13 @@ def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) ->
         pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
         sample = predict_arguments(pipeline.sample_input())
     custom = registry.task_argument(task.config.task)
+    functions = "".join(
+        f" --config.{name}={shlex.quote(function)}"
+        for name in USER_FUNCTIONS
+        if (function := getattr(task.config, name))
+    )
     commands = {
-        f"evaluate --checkpoint {quoted} --output {scores}": bool(task.eval_sets()),
+        f"evaluate --checkpoint {quoted} --output {scores}{functions}": bool(task.eval_sets()),
         f"predict --checkpoint {quoted} {sample}": can_predict,
         f"report {quoted}": True,
         f"convert --to hf {quoted} {exported}": not model.unpublished_field,

@@ -8,13 +8,13 @@ import importlib
 import json
 import os
 import secrets
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.config.user_functions import import_function
 from bertjax.training.metrics_file import Metrics
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
@@ -61,7 +61,7 @@ class WandbTracker:
     """Logs to a Weights & Biases run with the name of the workdir; a resumed run continues it."""
 
     def __init__(self, config: Config, workdir: epath.Path) -> None:
-        self._wandb = _import_module(WANDB, WANDB, "Run `pip install 'bertjax[wandb]'`.")
+        self._wandb = _import_wandb()
         self._config, self._workdir, self._run = config, workdir, cast(Any, None)
         offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled")
         if not offline and not self._wandb.login(prompt=False):
@@ -108,26 +108,18 @@ def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> Tracker:
     """
     if name == WANDB:
         return WandbTracker(config, epath.Path(workdir))
-    factory = _import_function(name)
+    if ":" not in name:
+        raise InputError(f"--report-to={name}: unknown tracker. Use {WANDB} or MODULE:FUNCTION.")
+    factory: Callable[[Config, str], MetricsCallback] = import_function("--report-to", name)
     return CallbackTracker(lambda: factory(config, os.fspath(workdir)))
 
 
-def _import_function(name: str) -> Callable[[Config, str], MetricsCallback]:
-    module, _, function = name.partition(":")
-    if not (module and function) or module.startswith("."):
-        raise InputError(f"--report-to={name}: unknown tracker. Use {WANDB} or MODULE:FUNCTION.")
-    sys.path.insert(0, os.getcwd())  # where a user's own module is
-    imported = _import_module(name, module, "Name a module that Python finds.")
-    factory = getattr(imported, function, None)
-    if not callable(factory):
-        raise InputError(f"--report-to={name}: {module} has no function {function}. Name another.")
-    return cast(Callable[[Config, str], MetricsCallback], factory)
-
-
-def _import_module(name: str, module: str, fix: str) -> Any:
+def _import_wandb() -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(WANDB)
     except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
+        if error.name != WANDB:
             raise  # missing import inside the module
-        raise InputError(f"--report-to={name}: there is no module {module}. {fix}") from None
+        raise InputError(
+            f"--report-to={WANDB}: there is no module {WANDB}. Run `pip install 'bertjax[wandb]'`."
+        ) from None

@@ -15,7 +15,8 @@ from etils import epath
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.divergence import DivergenceCheck
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
-from bertjax.config.config import Config, parse_init_layers
+from bertjax.config.compound_values import parse_init_layers
+from bertjax.config.config import Config
 from bertjax.errors import StoppedError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed

@@ -9,6 +9,7 @@ from etils import epath
 from bertjax.checkpointing.lookup import has_checkpoint
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
+from bertjax.config.user_functions import USER_FUNCTIONS, find_function, import_function
 from bertjax.formats.loading import find_bert_config, read_run_config
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
@@ -41,12 +42,19 @@ def make_run_config(
     def load_model_config(init: str) -> BertConfig:
         return find_bert_config(workdir if workdir and has_checkpoint(workdir) else init)
 
-    # The task of a checkpoint alone is not imported: whoever wrote it would choose the code.
-    imports_task = source is not None or "task" in overrides
+    # What a checkpoint alone names is not imported: whoever wrote it would choose the code.
+    has_source = source is not None
+    imports_task = has_source or "task" in overrides
     if checkpoint is not None:
         overrides = {"init": repr(str(checkpoint)), **overrides}
         source = read_run_config(checkpoint) if source is None else source
     assert source is not None
     if isinstance(source, Config | ml_collections.ConfigDict):
         source = source.to_dict()
-    return load_config(source, overrides, registry.data_fields(imports_task), load_model_config)
+    fields = registry.data_fields(imports_task)
+    config = load_config(source, overrides, fields, load_model_config)
+    for name in USER_FUNCTIONS:
+        if function := getattr(config, name):
+            is_trusted = has_source or name in overrides
+            (import_function if is_trusted else find_function)(name, function)
+    return config

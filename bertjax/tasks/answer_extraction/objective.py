@@ -22,11 +22,11 @@ class AnswerExtractionObjective(FinetuningObjective):
     """Encoder with the head of `data.scorer`."""
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
-        super().__init__(config, batch_size_multiple)
         scorer = config.data["scorer"]
         if scorer not in SCORERS:
             raise InputError(f"data.scorer={scorer!r}: unknown. Use {' or '.join(SCORERS)}.")
-        self.heads = (SCORERS[scorer],)
+        self.heads = (SCORERS[scorer],)  # whose names the superclass checks
+        super().__init__(config, batch_size_multiple)
         self.eval_outputs = (f"{SCORERS[scorer]}_logits",)
 
     @property

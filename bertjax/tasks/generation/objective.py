@@ -24,7 +24,7 @@ class GenerationObjective(FinetuningObjective):
 
     DECODERS: ClassVar[tuple[str, ...]] = ("prefix", "masked_prefix", "cross_attention")
     heads = ("mlm",)
-    SMOOTHED_TARGETS = ("mlm", "masked_lm_ids", "masked_lm_weights")
+    LOSS_INPUTS = ("mlm", "masked_lm_ids", "masked_lm_weights")
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         model = config.model

@@ -25,7 +25,7 @@ class SequenceClassificationObjective(FinetuningObjective):
 
     heads = ("sequence_classification",)
     eval_outputs = ("sequence_classification_logits",)
-    SMOOTHED_TARGETS = ("sequence_classification", "labels", "labels_weights")
+    LOSS_INPUTS = ("sequence_classification", "labels", "labels_weights")
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         columns, glue = columns_from_config(config), config.data["glue"]

@@ -15,7 +15,7 @@ class TokenClassificationObjective(FinetuningObjective):
 
     heads = ("token_classification",)
     eval_outputs = ("token_classification_logits",)
-    SMOOTHED_TARGETS = ("token_classification", "token_labels", "token_labels_weights")
+    LOSS_INPUTS = ("token_classification", "token_labels", "token_labels_weights")
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
