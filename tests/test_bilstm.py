@@ -1,13 +1,16 @@
 """Layers between an encoder and its heads: BiLSTM and layer mix."""
 
 import functools
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import ENCODER_INPUTS
@@ -69,6 +72,39 @@ def test_bilstm_separates_packed_examples(params) -> None:
     for part in (slice(0, 3), slice(3, 7)):
         alone = apply(params, x[:, part], np.ones((1, part.stop - part.start)))
         np.testing.assert_allclose(outputs[:, part], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_bilstm_reduces_gradients_once_and_not_at_each_token(params) -> None:
+    mesh = make_mesh(8, 1, 1)
+    x, example_ids = (
+        jax.device_put(array, NamedSharding(mesh, BATCH_SPEC))
+        for array in (draw(8, 7, WIDTH), np.ones((8, 7), np.int32))
+    )
+
+    def loss(params: Any) -> jax.Array:
+        return (BiLSTM(UNITS).apply({"params": params}, x, example_ids) ** 2).sum()
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+    computations = re.split(r"\n(?=%|ENTRY)", program.as_text() or "")
+    loops = {*re.findall(r"body=%?([\w.\-]+)", "".join(computations))}
+    reducing = {
+        re.split(r"[ (]", text, maxsplit=1)[0] for text in computations if "all-reduce" in text
+    }
+    assert loops and reducing and not {f"%{name}" for name in loops} & reducing
+    value, gradient = program(params)
+    expected, expected_gradient = jax.value_and_grad(
+        lambda params: (
+            BiLSTM(UNITS).apply({"params": params}, draw(8, 7, WIDTH), np.ones((8, 7), np.int32))
+            ** 2
+        ).sum()
+    )(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        gradient,
+        expected_gradient,
+    )
 
 
 def test_bilstm_in_bfloat16_is_close_to_float32(params) -> None:

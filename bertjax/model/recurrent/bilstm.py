@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bertjax.mesh.device_mesh import shard_map_over_batch
+
 _NUM_LAYERS = 2
 
 
@@ -45,27 +47,33 @@ class _LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, example_ids: Array) -> Array:
-        units, dtype = self.units, x.dtype
+        units = self.units
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], 4 * units))
         recurrent = self.param("recurrent", nn.initializers.orthogonal(), (units, 4 * units))
         bias = self.param("bias", forget_gate_bias, (4 * units,))
-        # One product for all that does not depend on the step before.
-        inputs = jnp.einsum("bth,hu->tbu", x, kernel.astype(dtype)).astype(jnp.float32) + bias
         starts = jnp.diff(example_ids, axis=1, prepend=-1) != 0
+        return shard_map_over_batch(_lstm, (x, starts), (kernel, recurrent, bias))
 
-        def step(carry: tuple[Array, Array], step_input: tuple[Array, Array]) -> tuple[Any, Array]:
-            inputs, starts = step_input
-            output, cell = (jnp.where(starts[:, None], 0.0, state) for state in carry)
-            gates = inputs + (output.astype(dtype) @ recurrent.astype(dtype)).astype(jnp.float32)
-            input_gate, forget_gate, output_gate, candidate = jnp.split(gates, 4, axis=-1)
-            kept = jax.nn.sigmoid(forget_gate) * cell
-            cell = kept + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
-            output = jax.nn.sigmoid(output_gate) * jnp.tanh(cell)
-            return (output, cell), output.astype(dtype)
 
-        zeros = jnp.zeros((x.shape[0], units), jnp.float32)
-        _, outputs = jax.lax.scan(step, (zeros, zeros), (inputs, starts.T))
-        return outputs.swapaxes(0, 1)
+def _lstm(x: Array, starts: Array, kernel: Array, recurrent: Array, bias: Array) -> Array:
+    """Return the outputs of one direction [B, T, U]; `starts` bool [B, T] resets the state."""
+    dtype = x.dtype
+    # One product for all that does not depend on the step before.
+    inputs = jnp.einsum("bth,hu->tbu", x, kernel.astype(dtype)).astype(jnp.float32) + bias
+
+    def step(carry: tuple[Array, Array], step_input: tuple[Array, Array]) -> tuple[Any, Array]:
+        inputs, starts = step_input
+        output, cell = (jnp.where(starts[:, None], 0.0, state) for state in carry)
+        gates = inputs + (output.astype(dtype) @ recurrent.astype(dtype)).astype(jnp.float32)
+        input_gate, forget_gate, output_gate, candidate = jnp.split(gates, 4, axis=-1)
+        kept = jax.nn.sigmoid(forget_gate) * cell
+        cell = kept + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+        output = jax.nn.sigmoid(output_gate) * jnp.tanh(cell)
+        return (output, cell), output.astype(dtype)
+
+    zeros = jnp.zeros((x.shape[0], len(recurrent)), jnp.float32)
+    _, outputs = jax.lax.scan(step, (zeros, zeros), (inputs, starts.T))
+    return outputs.swapaxes(0, 1)
 
 
 def forget_gate_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
