@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 # Set before JAX starts: eight devices on one CPU, for the tests of meshes, and fewer optimizations.
@@ -58,6 +59,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+MAX_MEMORY_MAPS = 30_000  # of a worker, at the end of a module
 LONG = 1800  # seconds; longer than any wait of a test, on any machine
 
 # Interpreters, separated by colons, of environments with torch and a version of `transformers`.
@@ -88,6 +90,21 @@ def pytest_sessionfinish() -> None:
     """Keep compiled programs for the next session; only the controller has a cache."""
     if CACHE:
         CACHE.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_compiled_programs() -> Iterator[None]:
+    """Free compiled programs after a module if they have many of the process's memory maps.
+
+    Linux allows a process 65,530 (vm.max_map_count). A worker's programs have as many after two
+    thousand tests, and XLA crashes at the next one.
+    """
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    num_maps = maps.read_bytes().count(b"\n") if maps.exists() else 0
+    if "jax" in sys.modules and num_maps > MAX_MEMORY_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
