@@ -295,7 +295,7 @@ for _head in (
 
 
 def head_sums(
-    outputs: Mapping[str, Array], batch: Batch, loss_weights: Mapping[str, float]
+    outputs: Mapping[str, Array], batch: Batch, loss_weights: Mapping[str, float] = {}
 ) -> Sums:
     """Return losses and metrics of every head with logits in `outputs`, summed over the batch.
 
