@@ -5,6 +5,9 @@ import collections
 import itertools
 import json
 import pathlib
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -25,6 +28,30 @@ from experiments.ablations.tables import TABLES, TASKS, Finding, make_tables
 TABLE_SIZES = {"vocab_size": 8192, "max_position_embeddings": 512, "type_vocab_size": 2}
 ABLATION_TABLES = make_tables(("2-128", "4-256"), (0.1, 0.5, 1.0))
 ABLATION_TABLES[ablations.ARCHITECTURES] = make_table("2-128", TABLE_SIZES)
+
+
+@pytest.mark.slow
+def test_run_bertjax_passes_sigterm_on_and_exits_as_the_command(tmp_path) -> None:
+    command = tmp_path / "python"
+    command.write_text(f"""#!/bin/sh
+trap 'touch {tmp_path}/saved; exit 75' TERM
+touch {tmp_path}/started
+while true; do sleep 0.05; done
+""")
+    command.chmod(0o700)
+    program = f"""
+import sys
+from experiments.ablations.commands import run_bertjax
+sys.executable = {str(command)!r}
+run_bertjax("train")
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait() == 75
+    assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("name", ABLATION_TABLES)

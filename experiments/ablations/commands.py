@@ -4,6 +4,7 @@ import json
 import pathlib
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -12,9 +13,19 @@ from data_pipelines.paths import atomic_write_text
 
 
 def run_bertjax(*command: str, allowed_statuses: Collection[int] = ()) -> int:
-    """Run a subcommand and return its exit status; exit if it is neither 0 nor allowed."""
+    """Run a subcommand and return its exit status; exit if it is neither 0 nor allowed.
+
+    SIGTERM is passed on, so that a training saves its state and no process is left.
+    """
     print(f"$ bertjax {shlex.join(command)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "bertjax", *command]).returncode
+    with subprocess.Popen([sys.executable, "-m", "bertjax", *command]) as child:
+        previous = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
+        try:
+            status = child.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    if status < 0:  # ended by a signal
+        sys.exit(128 - status)
     if status and status not in allowed_statuses:
         sys.exit(status)
     return status
