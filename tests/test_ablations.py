@@ -8,7 +8,6 @@ import pathlib
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -165,7 +164,7 @@ def train(monkeypatch) -> Steps:
     """
     steps: Steps = collections.defaultdict(list)
 
-    def run(words: list[str]) -> SimpleNamespace:
+    def run(words: list[str]) -> int:
         command = words[3:]
         workdir = pathlib.Path(command[command.index("--workdir") + 1])
         row = workdir.parent.parent.name
@@ -173,9 +172,9 @@ def train(monkeypatch) -> Steps:
         workdir.mkdir(parents=True, exist_ok=True)
         metrics = {"step": 1, "split": "eval", "mlm_loss": 6.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
-        return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("local") else 0)
+        return EXIT_DIVERGED if row.startswith("local") else 0
 
-    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(commands, "run_process", run)
     return steps
 
 
@@ -202,8 +201,7 @@ def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) 
     assert len(train["modern"]) == 4
     assert run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
     assert len(train["local-attention-init"]) == 2
-    rejected = SimpleNamespace(returncode=2)
-    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(run=lambda _: rejected))
+    monkeypatch.setattr(commands, "run_process", lambda _: 2)
     with pytest.raises(SystemExit, match="2"):  # other settings, so the commands run again
         run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
 
@@ -217,8 +215,7 @@ def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> N
 
 
 def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
-    stub = SimpleNamespace(run=lambda _: SimpleNamespace(returncode=75))
-    monkeypatch.setattr(commands, "subprocess", stub)
+    monkeypatch.setattr(commands, "run_process", lambda _: 75)
     with pytest.raises(SystemExit) as stop:
         commands.run_once(tmp_path / "record.json", [["train"]])
     assert stop.value.code == 75 and not (tmp_path / "record.json").exists()

@@ -13,22 +13,26 @@ from data_pipelines.paths import atomic_write_text
 
 
 def run_bertjax(*command: str, allowed_statuses: Collection[int] = ()) -> int:
-    """Run a subcommand and return its exit status; exit if it is neither 0 nor allowed.
+    """Run a subcommand and return its exit status; exit if it is neither 0 nor allowed."""
+    print(f"$ bertjax {shlex.join(command)}", flush=True)
+    status = run_process([sys.executable, "-m", "bertjax", *command])
+    if status and status not in allowed_statuses:
+        sys.exit(status)
+    return status
+
+
+def run_process(command: Sequence[str]) -> int:
+    """Run a process and return its exit status, as a shell does.
 
     SIGTERM is passed on, so that a training saves its state and no process is left.
     """
-    print(f"$ bertjax {shlex.join(command)}", flush=True)
-    with subprocess.Popen([sys.executable, "-m", "bertjax", *command]) as child:
+    with subprocess.Popen(command) as child:
         previous = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
         try:
             status = child.wait()
         finally:
             signal.signal(signal.SIGTERM, previous)
-    if status < 0:  # ended by a signal
-        sys.exit(128 - status)
-    if status and status not in allowed_statuses:
-        sys.exit(status)
-    return status
+    return status if status >= 0 else 128 - status
 
 
 def run_once(
