@@ -58,6 +58,7 @@ BASE = {
 # The entry points of the shell and of Python may import from every layer.
 ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
+OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search")  # imported here
 DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint", "yaml": "PyYAML"}
 WITHOUT_DATA_LIBRARIES = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])
 MAX_LINES = 400
@@ -205,7 +206,7 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
 def test_dependencies_are_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = (extras[name] for name in ("beam", "wikipedia", "filters", "serve", "generation"))
+    optional = (extras[name] for name in OPTIONAL_EXTRAS)
     required = itertools.chain(project["dependencies"], *optional)
     distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
     packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}

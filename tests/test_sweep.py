@@ -71,8 +71,8 @@ def test_make_trials_combines_all_values_with_all_seeds(toys) -> None:
 
 def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(toys) -> None:
     trials = trials_of(toys, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
-    assert [len(group) for group in group_by_shape(trials)] == [4, 4]
-    for group in group_by_shape(trials):
+    assert [len(group) for group in group_by_shape(trials).values()] == [4, 4]
+    for group in group_by_shape(trials).values():
         assert len({trial.config.batch_size for trial in group}) == 1
 
 

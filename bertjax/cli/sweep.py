@@ -1,4 +1,4 @@
-"""Train and compare the runs of a grid, several in one program."""
+"""Train and compare the runs of a grid or of a search, several in one program."""
 
 import argparse
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bertjax.config.config import Config
 
 ORDER = 55
+SAMPLERS = ("random", "tpe")  # of Optuna; see `bertjax.sweeps.search`
 EXAMPLE = (
     "bertjax sweep --config glue:task=mrpc,init=DIR,data=GLUE --workdir runs/grid "
     "--grid optimizer.learning_rate=5e-5,3e-5,2e-5 --grid batch_size=16,32 --seeds 5"
@@ -39,6 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="field of the configuration and its values; several fields are combined (none)",
     )
     parser.add_argument(
+        "--search",
+        choices=SAMPLERS,
+        help="let Optuna choose points: at random, or by a tree-structured Parzen estimator; "
+        "--grid gives choices then (all points of --grid)",
+    )
+    parser.add_argument(
+        "--range",
+        action="append",
+        default=[],
+        metavar="FIELD=LOW..HIGH[:log]",
+        help="field and range of a search, of integers if both ends are (none)",
+    )
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="points of a search; may grow later (none)"
+    )
+    parser.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
     )
     parser.add_argument(
@@ -55,6 +72,11 @@ def check(args: argparse.Namespace) -> None:
     check_directory(args.workdir, "--workdir")
     if args.runs_per_device < 1:
         raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
+    if not args.search and (args.range or args.trials is not None):
+        name = f"--range={args.range[0]}" if args.range else f"--trials={args.trials}"
+        raise InputError(f"{name}: only a search reads it. Add --search=tpe or --search=random.")
+    if args.search and args.trials is None:
+        raise InputError(f"--search={args.search}: no number of points. Add --trials=N.")
     check_config(args)
 
 
@@ -62,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.mesh import distributed
     from bertjax.mesh.watchdog import Watchdog
-    from bertjax.sweeps.grid import make_trials
+    from bertjax.sweeps.grid import Trial, make_trials
+    from bertjax.sweeps.search import Search
     from bertjax.sweeps.sweep import sweep
 
     overrides = dict(args.overrides)
@@ -72,7 +95,12 @@ def run(args: argparse.Namespace) -> None:
         return load(args)
 
     base_config = load_with_fields({})
-    trials = make_trials(load_with_fields, args.grid, args.seeds)
+    trials: list[Trial] | Search
+    if args.search:
+        options = args.search, args.range, args.grid, args.trials, args.seeds
+        trials = Search(load_with_fields, *options)
+    else:
+        trials = make_trials(load_with_fields, args.grid, args.seeds)
     initialize_distributed(args, base_config, handles_preemption=True)
     enable_compilation_cache(args.workdir)
     with Watchdog(base_config.watchdog_minutes):

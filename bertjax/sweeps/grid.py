@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.config.config import Config, MeshConfig
@@ -51,6 +51,23 @@ def make_trials(
     Raises:
       InputError: a field is repeated, unknown or has no values.
     """
+    fields = parse_grid(grid)
+    check_num_trials(math.prod(map(len, fields.values())), seeds)
+    short = short_names(fields)
+    trials = []
+    for values_of_point in itertools.product(*fields.values()):
+        config = load(dict(zip(fields, values_of_point, strict=True)))
+        point = dict(zip(short.values(), values_of_point, strict=True))
+        trials += make_point(config, point, seeds)
+    return trials
+
+
+def parse_grid(grid: Sequence[str]) -> dict[str, list[str]]:
+    """Return field -> its values, of "FIELD=VALUE,VALUE,..." for each field.
+
+    Raises:
+      InputError: a field is repeated, has no values, or is the seed or the task.
+    """
     fields: dict[str, list[str]] = {}
     for entry in grid:
         name, _, text = entry.partition("=")
@@ -62,27 +79,35 @@ def make_trials(
                 f"--grid={entry}: a sweep has one task and takes its seeds from --seeds N."
             )
         fields[name] = list(dict.fromkeys(values))
+    return fields
+
+
+def check_num_trials(points: int, seeds: int) -> None:
+    """Raise InputError if a sweep has no run or too many."""
     if seeds < 1:
         raise InputError(f"--seeds={seeds}: must be at least 1.")
-    if (count := seeds * math.prod(map(len, fields.values()))) > _MAX_TRIALS:
+    if (count := seeds * points) > _MAX_TRIALS:
         raise InputError(f"--seeds={seeds}: {count:,} runs. Use at most {_MAX_TRIALS:,}.")
-    short_names = {name: name.rpartition(".")[2] for name in fields}
-    if len(set(short_names.values())) < len(short_names):
-        short_names = {name: name for name in fields}
-    trials = []
-    for values_of_point in itertools.product(*fields.values()):
-        config = load(dict(zip(fields, values_of_point, strict=True)))
-        point = dict(zip(short_names.values(), values_of_point, strict=True))
-        for seed in range(config.seed, config.seed + seeds):
-            on_one_device = dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1))
-            trials.append(Trial(point, on_one_device))
-    return trials
 
 
-def group_by_shape(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Group the runs that one compiled program trains.
+def short_names(fields: Iterable[str]) -> dict[str, str]:
+    """Return field -> the last part of its name, or its name if two fields share that part."""
+    names = {name: name.rpartition(".")[2] for name in fields}
+    return names if len({*names.values()}) == len(names) else {name: name for name in names}
 
-    Runs of a group differ only in `ParallelStepFunctions.PER_RUN_FIELDS`.
+
+def make_point(config: Config, point: Mapping[str, str], seeds: int) -> list[Trial]:
+    """Return the runs of a point, seed by seed from that of its configuration on."""
+    return [
+        Trial(point, dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1)))
+        for seed in range(config.seed, config.seed + seeds)
+    ]
+
+
+def group_by_shape(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return the runs by shape, which one compiled program trains.
+
+    Runs of a shape differ only in `ParallelStepFunctions.PER_RUN_FIELDS`.
     """
     groups: dict[str, list[Trial]] = collections.defaultdict(list)
     for trial in trials:
@@ -91,4 +116,4 @@ def group_by_shape(trials: Sequence[Trial]) -> list[list[Trial]]:
             section, _, field = name.rpartition(".")
             (fields[section] if section else fields).pop(field)
         groups[json.dumps(fields, sort_keys=True)].append(trial)
-    return list(groups.values())
+    return dict(groups)

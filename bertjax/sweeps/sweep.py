@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from bertjax.sweeps.parallel_training import (
     resolve_like,
     write_run,
 )
+from bertjax.sweeps.search import Search
 from bertjax.sweeps.sweep_state import SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
@@ -41,13 +42,16 @@ _log = logging.getLogger("bertjax")
 
 
 def sweep(
-    trials: Sequence[Trial], base_config: Config, workdir: epath.PathLike, runs_per_device: int = 1
+    trials: Sequence[Trial] | Search,
+    base_config: Config,
+    workdir: epath.PathLike,
+    runs_per_device: int = 1,
 ) -> dict[str, Any]:
     """Train and evaluate all runs; resume where an earlier process ended.
 
     Args:
-      trials: the runs.
-      base_config: configuration whose mesh the checkpoint of the best run gets.
+      trials: the runs, or what proposes them.
+      base_config: configuration of the sweep, whose mesh the checkpoint of the best run gets.
       workdir: directory of the sweep.
       runs_per_device: parallel runs of a device.
 
@@ -70,40 +74,125 @@ def sweep(
             f"early_stopping={base_config.early_stopping}: a sweep trains several runs in one "
             "program, which end together. Remove it, or train one of them alone."
         )
-    for trial in trials:
-        if trial.config.budget_seconds is not None:
-            raise InputError(
-                f"steps={trial.config.steps!r}: a sweep has no time budget. Use steps or epochs."
-            )
-    num_parallel = runs_per_device * jax.device_count()
     with WorkdirLock(workdir) as lock:
-        state, primary_metric = SweepState(workdir, trials), ""
-        for group in group_by_shape(trials):
-            task = _load_task(group[0].config)
-            task.open_logits()
-            state.check_data(group, task)
-            primary_metric = primary_metric or _choose_primary_metric(task, group[0].config)
-            remaining = [trial for trial in group if trial.name not in state.results]
-            if not remaining:
-                continue
-            teacher = open_teacher(group[0].config, task, workdir)
-            step_functions = _make_step_functions(group, task, num_parallel, teacher)
-            for first in range(0, len(remaining), num_parallel):
-                lock.check()
-                selected = remaining[first : first + num_parallel]
-                names = "; ".join(trial.name for trial in selected)
-                _log.info("%d of %d runs done; now %s.", len(state.results), len(trials), names)
-                directory = state.parallel_dir(selected, num_parallel)
-                trainer = make_parallel_trainer(
-                    selected, task, step_functions, directory, workdir, teacher
-                )
-                trainer.train()
-                _record(trainer, selected, primary_metric, state, base_config)
-        result = summarize(trials, state.results, primary_metric)
+        state = SweepState(workdir)
+        num_runs = trials.num_runs if isinstance(trials, Search) else len(trials)
+        runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs)
+        if isinstance(trials, Search):
+            all_trials = trials.restore(state.results)
+            state.check_trials(all_trials)
+            runner.train(all_trials)
+            while proposed := trials.propose(
+                all_trials, runner.comparable_scores(), runner.num_parallel
+            ):
+                runner.train(proposed)
+                all_trials += proposed
+        else:
+            all_trials = [*trials]
+            state.check_trials(all_trials)
+            runner.train(all_trials)
+        result = summarize(all_trials, state.results, runner.primary_metric)
         if distributed.is_process_0():
             write_json(workdir / RESULT_FILE, result)
             state.remove_unfinished()
         return result
+
+
+class _Program(NamedTuple):
+    """Step functions of a shape, and the seeds whose batches they are large enough for."""
+
+    step_functions: ParallelStepFunctions
+    teacher: PretrainedModel | None
+    seeds: set[tuple[int, int | None]]
+
+
+class SweepRunner:
+    """Trains the runs of a sweep, those of one shape by one program.
+
+    Args:
+      base_config: see `sweep`.
+      state: results so far.
+      lock: lock of the workdir.
+      runs_per_device: parallel runs of a device.
+      num_runs: runs of the whole sweep.
+
+    Attributes:
+      num_parallel: runs that are trained at once.
+      primary_metric: score that runs are compared by; "" before the first training.
+    """
+
+    def __init__(
+        self,
+        base_config: Config,
+        state: SweepState,
+        lock: WorkdirLock,
+        runs_per_device: int,
+        num_runs: int,
+    ) -> None:
+        self._base_config, self._state, self._lock = base_config, state, lock
+        self._num_runs = num_runs
+        self.num_parallel = runs_per_device * jax.device_count()
+        self.primary_metric = ""
+        # The last shape, which the next runs of a search may have, with its program.
+        self._task: tuple[str, Task] | None = None
+        self._program: _Program | None = None
+
+    def train(self, trials: Sequence[Trial]) -> None:
+        """Train and evaluate the runs that have not ended yet."""
+        for trial in trials:
+            if trial.config.budget_seconds is not None:
+                raise InputError(
+                    f"steps={trial.config.steps!r}: a sweep has no time budget. Use steps or "
+                    "epochs."
+                )
+        for shape, group in group_by_shape(trials).items():
+            task = self._load_task(shape, group)
+            self._state.check_data(group, task)
+            self.primary_metric = self.primary_metric or _choose_primary_metric(
+                task, group[0].config
+            )
+            results = self._state.results
+            remaining = [trial for trial in group if trial.name not in results]
+            if remaining:
+                self._train_shape(shape, group, remaining)
+
+    def _load_task(self, shape: str, group: Sequence[Trial]) -> Task:
+        if self._task is None or self._task[0] != shape:
+            self._task = self._program = None  # frees them first
+            task = _load_task(group[0].config)
+            task.open_logits()
+            self._task = shape, task
+        return self._task[1]
+
+    def _train_shape(self, shape: str, group: Sequence[Trial], remaining: Sequence[Trial]) -> None:
+        task = self._load_task(shape, group)
+        seeds = {(trial.config.seed, trial.config.data_seed) for trial in group}
+        if self._program is None or not seeds <= self._program.seeds:
+            teacher = open_teacher(group[0].config, task, self._state.workdir)
+            step_functions = _make_step_functions(group, task, self.num_parallel, teacher)
+            self._program = _Program(step_functions, teacher, seeds)
+        step_functions, teacher, _ = self._program
+        for first in range(0, len(remaining), self.num_parallel):
+            self._lock.check()
+            selected = remaining[first : first + self.num_parallel]
+            names = "; ".join(trial.name for trial in selected)
+            done = len(self._state.results)
+            _log.info("%d of %d runs done; now %s.", done, self._num_runs, names)
+            directory = self._state.parallel_dir(selected, self.num_parallel)
+            trainer = make_parallel_trainer(
+                selected, task, step_functions, directory, self._state.workdir, teacher
+            )
+            trainer.train()
+            _record(trainer, selected, self.primary_metric, self._state, self._base_config)
+
+    def comparable_scores(self) -> dict[str, float]:
+        """Return run -> its primary metric, the larger the better; -inf for a failed run."""
+        return {
+            name: -math.inf
+            if run["failed"]
+            else _comparable_recorded_score(self.primary_metric, run["scores"])
+            for name, run in self._state.results.items()
+        }
 
 
 def _load_task(config: Config) -> Task:

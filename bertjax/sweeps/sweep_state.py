@@ -36,17 +36,16 @@ _RUN_KEYS = (
 
 
 class SweepState:
-    """Finished runs of the sweep in a workdir; a resumed sweep may have more runs than before.
+    """Finished runs of the sweep in a workdir.
 
     Args:
       workdir: directory of the sweep.
-      trials: all runs of the sweep, finished or not.
 
     Raises:
-      InputError: the workdir holds a single run, or results of other runs or configurations.
+      InputError: the workdir holds a single run.
     """
 
-    def __init__(self, workdir: epath.Path, trials: Sequence[Trial]) -> None:
+    def __init__(self, workdir: epath.Path) -> None:
         self.workdir = workdir
         if (workdir / "run.json").exists():
             raise InputError(f"{workdir}: holds a run, not a sweep. Use another --workdir.")
@@ -54,10 +53,20 @@ class SweepState:
         for path in self._parallel_dirs():
             if (path / DONE_FILE).exists():
                 self._entries |= _read_entries(path / DONE_FILE)
+
+    def check_trials(self, trials: Sequence[Trial]) -> None:
+        """Check that all finished runs belong to the sweep; it may have more runs than before.
+
+        Args:
+          trials: all runs of the sweep, finished or not.
+
+        Raises:
+          InputError: the workdir holds results of other runs or configurations.
+        """
         if lost := self._entries.keys() - {trial.name for trial in trials}:
             raise InputError(
-                f"{workdir}: holds a sweep of other runs, {min(lost)!r} among them. Use another "
-                "--workdir, or the grid and seeds of that sweep; more may be added."
+                f"{self.workdir}: holds a sweep of other runs, {min(lost)!r} among them. Use "
+                "another --workdir, or the grid and seeds of that sweep; more may be added."
             )
         for trial in trials:
             if trial.name in self._entries:

@@ -1,0 +1,165 @@
+"""Tests of searches: the points that a sampler proposes, and how a search resumes."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import pytest
+import toy_tasks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertjax.cli.sweep import SAMPLERS
+from bertjax.config.config import Config, OptimizerSection
+from bertjax.sweeps.grid import Trial
+from bertjax.sweeps.search import Range, Search, parse_range
+from bertjax.sweeps.sweep import sweep
+from data_pipelines.errors import InputError
+
+RATE, SIZE = "optimizer.learning_rate=1e-5..1e-2:log", "batch_size=8..64"
+
+
+def load(fields: Mapping[str, str]) -> Config:
+    rate = float(fields.get("optimizer.learning_rate", "1e-3"))
+    size = int(fields.get("batch_size", "8"))
+    return Config(batch_size=size, optimizer=OptimizerSection(learning_rate=rate))
+
+
+def make_search(
+    sampler: str = "tpe", points: int = 6, seeds: int = 1, ranges=(RATE, SIZE), grid=()
+) -> Search:
+    return Search(load, sampler, ranges, grid, points, seeds)
+
+
+def score_of(trial: Trial) -> float:
+    """Return a score with its best at a rate of 1e-3."""
+    return -abs(math.log10(trial.config.optimizer.learning_rate) + 3)
+
+
+def run_search(search: Search, num_runs: int = 1, trials: list[Trial] | None = None) -> list[Trial]:
+    trials = trials or []
+    while proposed := search.propose(trials, {t.name: score_of(t) for t in trials}, num_runs):
+        trials += proposed
+    return trials
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_search_proposes_distinct_points_in_their_ranges(sampler) -> None:
+    trials = run_search(make_search(sampler, points=8, seeds=2))
+    assert len(trials) == 16 and len({trial.name for trial in trials}) == 16
+    for first, second in zip(trials[::2], trials[1::2], strict=True):
+        assert first.point == second.point and (first.config.seed, second.config.seed) == (0, 1)
+        assert 1e-5 <= first.config.optimizer.learning_rate <= 1e-2
+        assert 8 <= first.config.batch_size <= 64
+        assert first.name == (
+            f"learning_rate={first.point['learning_rate']},"
+            f"batch_size={first.config.batch_size},seed=0"
+        )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("num_runs", [1, 3])
+def test_search_that_is_restored_proposes_the_same_points(sampler, num_runs: int) -> None:
+    expected = run_search(make_search(sampler), num_runs)
+    for ended in (3, 6):
+        search = make_search(sampler)
+        restored = search.restore([trial.name for trial in expected[:ended]])
+        assert restored == expected[:ended]
+        assert run_search(search, num_runs, restored) == expected
+
+
+def test_restored_search_completes_points_of_which_a_seed_is_missing() -> None:
+    trials = run_search(make_search(points=2, seeds=3))
+    assert make_search(points=2, seeds=3).restore([trials[0].name, trials[4].name]) == trials
+
+
+def test_tpe_proposes_better_points_than_chance() -> None:
+    means = {}
+    for sampler in SAMPLERS:
+        trials = run_search(make_search(sampler, points=40, ranges=(RATE,)))[20:]
+        means[sampler] = sum(map(score_of, trials)) / len(trials)
+    assert means["tpe"] > means["random"] + 0.2
+
+
+def test_search_goes_on_after_failed_runs() -> None:
+    search = make_search(points=4, seeds=2)
+    trials = search.propose([], {}, 1)
+    failed = {trial.name: -math.inf for trial in trials}
+    assert len(search.propose(trials, failed, 1)) == 2
+
+
+def test_search_ends_when_a_small_space_is_exhausted() -> None:
+    trials = run_search(make_search("random", points=50, ranges=(), grid=["batch_size=8,16,24"]))
+    assert {trial.config.batch_size for trial in trials} == {8, 16, 24} and len(trials) == 3
+
+
+def test_restore_rejects_runs_of_another_search() -> None:
+    for run in ("learning_rate=1e-3,seed=0", "learning_rate=1,batch_size=8,seed=0", "seed=0", "x"):
+        with pytest.raises(InputError, match=f"holds the run '{run}', which is none of this"):
+            make_search().restore([run])
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1e-9, 1e9), st.booleans())
+def test_parse_range_reads_what_python_writes(first: float, second: float, is_log: bool) -> None:
+    low, high = sorted([first, second])
+    if low == high:
+        return
+    suffix = ":log" if is_log else ""
+    assert parse_range(f"a.b={low}..{high}{suffix}") == ("a.b", Range(low, high, False, is_log))
+
+
+def test_range_of_integers_has_integers() -> None:
+    assert parse_range("batch_size=8..64") == ("batch_size", Range(8, 64, True, False))
+    assert not parse_range("a=8..64.")[1].is_int
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("", "a", "a=", "a=1", "a=1..", "a=1..x", "a=2..1", "a=1..1", "a=0..1:log"),
+        *("a=-1..1:log", "a=1..2:exp", "a=1...2..3", "=1..2", "a=nan..1", "a=1..inf"),
+    ],
+)
+def test_parse_range_rejects_other_texts(entry: str) -> None:
+    with pytest.raises(InputError, match=r"^--range="):
+        parse_range(entry)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranges": (RATE, RATE)}, "names a field that is given twice"),
+        ({"ranges": ("seed=1..5",)}, "or seed or task"),
+        ({"ranges": (SIZE,), "grid": ["batch_size=8,16"]}, "names a field that is given twice"),
+        ({"ranges": ()}, "--search=tpe: nothing to choose. Add --range or --grid"),
+        ({"points": 0}, "--trials=0: no point"),
+        ({"seeds": 0}, "--seeds=0: must be at least 1"),
+        ({"points": 10_001}, "--seeds=1: 10,001 runs. Use at most"),
+    ],
+)
+def test_search_rejects_invalid_options(options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_search(**options)
+
+
+@pytest.mark.slow
+def test_search_trains_its_points_and_resumes(toys, tmp_path) -> None:
+    fields = {"steps": 8, "log_every": 4, "eval_every": 8, "checkpoint_every": 8}
+    fields["optimizer.warmup"] = 2
+
+    def load_toy(point: Mapping[str, str]) -> Config:
+        return toy_tasks.configuration("single_label", toys, **{**fields, **point})
+
+    def search(points: int) -> Search:
+        return Search(load_toy, "tpe", ["optimizer.learning_rate=1e-4..1e-2:log"], [], points, 8)
+
+    base = load_toy({})
+    before = sweep(search(1), base, tmp_path / "grown")
+    after = sweep(search(3), base, tmp_path / "grown")
+    assert after["runs"][:8] == before["runs"] and len(after["points"]) == 3
+    assert sweep(search(3), base, tmp_path / "direct") == after
+    with pytest.raises(InputError, match="none of this search"):
+        sweep(Search(load_toy, "tpe", ["batch_size=8..16"], [], 1, 8), base, tmp_path / "grown")
+    other = dataclasses.replace(base, tensorboard="examples")
+    with pytest.raises(InputError, match="tensorboard="):
+        sweep(search(1), other, tmp_path / "other")
