@@ -44,8 +44,10 @@ def _warned(note: str, *harmless: Any) -> Setting:
 
 
 _SPECIAL_TOKENS = _settings(
-    "honored", "pad_token unk_token cls_token sep_token mask_token"
-) | _settings("watched", "additional_special_tokens extra_special_tokens bos_token eos_token")
+    "honored",
+    "pad_token unk_token cls_token sep_token mask_token additional_special_tokens "
+    "extra_special_tokens",
+) | _settings("watched", "bos_token eos_token")
 
 _WORDPIECE_CLASSES = (
     *(
@@ -64,8 +66,7 @@ _OWN_CODE = "code of the model's own is not run: the model is computed as plain 
 
 _TOKENIZER_CONFIG = {
     **_SPECIAL_TOKENS,
-    **_settings("honored", "do_lower_case strip_accents do_basic_tokenize"),
-    **_settings("watched", "added_tokens_decoder"),
+    **_settings("honored", "do_lower_case strip_accents do_basic_tokenize added_tokens_decoder"),
     **_settings("honored", "max_input_chars_per_word model_max_length max_len"),
     "tokenize_chinese_chars": _rejected("Use a model with tokenize_chinese_chars=true.", True),
     "word_tokenizer_type": _rejected("Use a model with word_tokenizer_type='basic'.", "basic"),
@@ -115,7 +116,7 @@ _TOKENIZER_JSON = {
     **_settings("honored", "model/type model/vocab model/unk_token model/max_input_chars_per_word"),
     **_settings("honored", "model/continuing_subword_prefix normalizer/type pre_tokenizer/type"),
     **_settings("honored", "normalizer/lowercase normalizer/strip_accents"),
-    **_settings("watched", "added_tokens"),
+    **_settings("honored", "added_tokens"),
     "normalizer/handle_chinese_chars": _rejected(
         "Use a model with tokenize_chinese_chars=true.", True
     ),

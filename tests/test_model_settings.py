@@ -26,6 +26,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "goldens" / "model_settings.json").read_text())
 TOKENIZER = WordPieceTokenizer([*dict.fromkeys(filter(None, made.TOKENS))], cased=False)
 NAMES = {f"{name}_token": token for name, token in made.NAMES.items()}
+ADDITIONAL = {name: ["<s>"] for name in ("additional_special_tokens", "extra_special_tokens")}
 LABELS = {"0": "good", "1": "bad"}
 # A value of each honored setting that changes the model; other settings that it needs follow.
 HONORED: dict[str, dict[str, Any]] = {
@@ -33,13 +34,16 @@ HONORED: dict[str, dict[str, Any]] = {
         **NAMES,
         **{"do_lower_case": False, "strip_accents": False, "do_basic_tokenize": False},
         **{"max_input_chars_per_word": 7, "model_max_length": 9, "max_len": 9},
+        **ADDITIONAL,
+        "added_tokens_decoder": {"5": {"content": "<s>"}},
     },
-    "special_tokens_map.json": NAMES,
+    "special_tokens_map.json": NAMES | ADDITIONAL,
     "tokenizer.json": {
         **{"model/type": "BPE", "model/vocab": {"a": 0}, "model/unk_token": "<unk>"},
         **{"model/max_input_chars_per_word": 7, "model/continuing_subword_prefix": "@@"},
         **{"normalizer/type": "NFC", "normalizer/lowercase": False},
         **{"normalizer/strip_accents": False, "pre_tokenizer/type": "Whitespace"},
+        "added_tokens": [{"id": 5, "content": "<s>"}],
         "post_processor/single": [{"Sequence": {"id": "A", "type_id": 0}}],
     },
     "config.json": {
@@ -50,7 +54,7 @@ HONORED: dict[str, dict[str, Any]] = {
         **{
             field.name: 0.25 if isinstance(getattr(CONFIG, field.name), float) else 1
             for field in dataclasses.fields(CONFIG)
-            if field.name in huggingface._FIELDS and field.name != "num_attention_heads"
+            if field.name in huggingface.FIELDS and field.name != "num_attention_heads"
         },
         "num_attention_heads": 2,
     },
@@ -138,6 +142,7 @@ def outcome(base, caplog) -> Iterator[Outcome]:
                 (
                     *(model.config, sorted(model.params), model.labels, model.problem_type),
                     *(model.tokenizer.fingerprint(), find_pooling_config(base)),
+                    vars(model.tokenizer)["max_input_chars_per_word"],
                 )
             )
         except InputError as error:

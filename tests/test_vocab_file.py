@@ -132,10 +132,11 @@ def test_special_tokens_in_texts_are_warned_of_once(method: str, caplog) -> None
     ]
 
 
-def test_added_tokens_in_texts_are_warned_of(tmp_path, caplog) -> None:
-    write(tmp_path / "vocab.txt", [*SPECIAL_TOKENS, "a", "<e>"])
-    config = {"additional_special_tokens": ["<e>"], "do_lower_case": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize("settings", [{"eos_token": "<e>"}, {"additional_special_tokens": ["<e>"]}])
+def test_tokens_without_a_use_or_an_id_are_warned_of(settings: dict, tmp_path, caplog) -> None:
+    tokens = ["a", "<e>"] if "eos_token" in settings else ["a"]
+    write(tmp_path / "vocab.txt", [*SPECIAL_TOKENS, *tokens])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | settings))
     tokenizer = load_tokenizer(tmp_path)
     tokenizer.encode("a < e >")
     assert not caplog.text

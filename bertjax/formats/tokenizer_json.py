@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as CompiledTokenizer
 
 from data_pipelines.vocabulary.sentencepiece_tokenizer import METASPACE, SentencePieceTokenizer
@@ -35,6 +35,12 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
         special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
     )
     compiled.add_special_tokens(list(special_tokens))
+    compiled.add_tokens(
+        [
+            AddedToken(token.content, normalized=token.normalized, single_word=token.single_word)
+            for token in getattr(tokenizer, "added_tokens", ())
+        ]
+    )
     return compiled.to_str(pretty=True) + "\n"
 
 

@@ -22,6 +22,7 @@ from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.workdir.draft import exclusive_draft
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
+from data_pipelines.vocabulary.tokenization import describe_difference
 
 # Those of both encoders of a pair may differ; `feed_forward_size` stands for its field.
 _UNCOMPARED_FIELDS = ("direction", "intermediate_size", *LAYER_MIX_FIELDS, "freeze_features")
@@ -98,8 +99,8 @@ def join_encoders(models: Mapping[epath.PathLike, NumpyModel]) -> NumpyModel:
                 "with the same."
             )
     ours, theirs = first.tokenizer, second.tokenizer
-    if ours is not None and theirs is not None and ours.fingerprint() != theirs.fingerprint():
-        raise InputError(f"{path}: has another vocabulary. Train both with the same.")
+    if ours and theirs and (difference := describe_difference(theirs, ours)):
+        raise InputError(f"{path}: has another vocabulary: {difference}. Train both with the same.")
     own = {name: getattr(BertConfig, name) for name in (*LAYER_MIX_FIELDS, "sampled_softmax")}
     config = dataclasses.replace(first.config, direction="pair", **own)
     encoders = dict(zip(PAIR, (first.params["encoder"], second.params["encoder"]), strict=True))

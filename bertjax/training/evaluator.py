@@ -32,7 +32,7 @@ from bertjax.training.prediction.progress import progress_reporter
 from bertjax.training.terminal import log_on_process_0
 from bertjax.workdir.workdir import check_processes, flatten_config
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, describe_difference
 
 # Fields that decide scores: these, those of the data and those of the model but for the neutral.
 _COMPARED_FIELDS = {"task", "max_seq_length", "packing", "eval_batches"}
@@ -287,11 +287,14 @@ def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> N
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
     """Raise InputError if the tokenizer of the model at `path` is not that of the task's data."""
-    if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
+    difference = describe_difference(tokenizer, task.tokenizer) if tokenizer else "it has none"
+    if difference:
         fix = f"Prepare the data with it, `bertjax prepare --vocab {path}`."
         if "vocab" in task.DATA_FIELDS:
             fix = "Leave data.vocab out."
-        raise InputError(f"{path}: the model has another vocabulary than the data. {fix}")
+        raise InputError(
+            f"{path}: the model has another vocabulary than the data: {difference}. {fix}"
+        )
 
 
 def _means(sums: Sums) -> dict[str, float]:

@@ -65,12 +65,34 @@ class BulkEncoder:
         Returns:
           The ids of all sentences [n], and the number of ids of each sentence, int64 [s].
         """
-        parts = [self._encode(part) for part in group_by_size(sentences, len, _BATCH_CHARS)]
+        has_added = isinstance(self.tokenizer, WordPieceTokenizer) and self.tokenizer.added_tokens
+        encode = self._encode_around_added if has_added else self._encode
+        parts = [encode(part) for part in group_by_size(sentences, len, _BATCH_CHARS)]
         tokens, lengths = zip(*parts, strict=True) if parts else ([], [])
         return (
             np.concatenate([np.zeros(0, self.dtype), *tokens]),
             np.concatenate([np.zeros(0, np.int64), *lengths]),
         )
+
+    def _encode_around_added(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenize the parts of the sentences between their added tokens."""
+        tokenizer = cast(WordPieceTokenizer, self.tokenizer)
+        parts = [tokenizer.split_added_tokens(sentence) for sentence in sentences]
+        flat = list(itertools.chain.from_iterable(parts))
+        is_added = np.array([isinstance(part, int) for part in flat])
+        tokens, lengths = self._encode([part for part in flat if isinstance(part, str)])
+        if not is_added.any():
+            return tokens, lengths
+        counts = np.ones(len(flat), np.int64)
+        counts[~is_added] = lengths
+        ends = np.cumsum(counts)
+        result = np.zeros(ends[-1], self.dtype)
+        is_text = np.ones(len(result), bool)
+        is_text[ends[is_added] - 1] = False
+        result[is_text] = tokens
+        result[~is_text] = [part for part in flat if isinstance(part, int)]
+        sentence_ends = ends[np.cumsum([len(sentence_parts) for sentence_parts in parts]) - 1]
+        return result, np.diff(sentence_ends, prepend=0)
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         text = "\n".join(sentences)

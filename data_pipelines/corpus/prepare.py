@@ -132,6 +132,7 @@ def _spool_identity(
         MAX_SENTENCE_TOKENS,
         read_options.content_options(),
         tokenizer.fingerprint(),
+        getattr(tokenizer, "max_input_chars_per_word", None),  # of WordPiece, not in the above
         filters.languages,
         filters.near_dedup,
         filters.library_versions,

@@ -26,6 +26,7 @@ from data_pipelines.pretraining.mixture import Mixture, mixture_proportions
 from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.pretraining.sequences import PackedPairs, make_batch_arrays
 from data_pipelines.rampup import BatchSizeRampup
+from data_pipelines.vocabulary.tokenization import describe_difference
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -269,9 +270,9 @@ def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
                 f"{path}: another corpus has the name {path.name}. Rename one of the directories."
             )
         corpora[path.name] = corpus = Corpus(path, split, path.name)
-        if corpus.tokenizer.fingerprint() != corpora[paths[0].name].tokenizer.fingerprint():
+        if difference := describe_difference(corpus.tokenizer, corpora[paths[0].name].tokenizer):
             raise InputError(
-                f"{path}: prepared with another tokenizer than {paths[0]}. Prepare both with one "
-                "vocabulary."
+                f"{path}: prepared with another tokenizer than {paths[0]}: {difference}. Prepare "
+                "both with one vocabulary."
             )
     return corpora

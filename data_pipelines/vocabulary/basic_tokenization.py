@@ -147,22 +147,9 @@ def _words_with_offsets(
     text: str, offset: int, *, cased: bool, strip_accents: bool
 ) -> Iterator[WordWithOffsets]:
     """Yield the words of `text`, a part of a longer text that starts there at `offset`."""
-    # Pairs of a character and the index in `text` of the character that it came from.
-    chars = [(new, index) for index, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
-
-    def convert(converter: Callable[[str], str | None]) -> list[tuple[str, int]]:
-        return [(new, index) for char, index in chars for new in converter(char) or ""]
-
-    if not cased:
-        lowered = "".join(char for char, _ in chars).lower()
-        # The string is lower-cased as a whole, since the lower case of "Σ" depends on the adjacent
-        # characters. The number of characters, and so their indices, do not depend on them.
-        indices = [index for _, index in convert(str.lower)]
-        chars = list(zip(lowered, indices, strict=True))
-    if strip_accents:
-        chars = convert(lambda char: _DECOMPOSED[ord(char)])
-    else:
-        chars = convert(lambda char: _PUNCTUATION[ord(char)])
+    chars = _clean_with_indices(text, cased)
+    table = _DECOMPOSED if strip_accents else _PUNCTUATION
+    chars = _convert(chars, lambda char: table[ord(char)])
     mark_ends = _ends_with_marks(text)
     for is_space, group in itertools.groupby(chars, lambda item: item[0].isspace()):
         if not is_space:
@@ -170,6 +157,41 @@ def _words_with_offsets(
             starts = [offset + index for index in indices_of_word]
             ends = [offset + mark_ends[index] for index in indices_of_word]
             yield WordWithOffsets("".join(letters), starts, ends)
+
+
+def normalize_with_indices(
+    text: str, *, cased: bool, strip_accents: bool
+) -> tuple[str, Sequence[int]]:
+    """Return a text as it is before it is split at punctuation, and where its characters are.
+
+    Returns:
+      The normalized text, and for each of its characters the index in `text` of its origin.
+    """
+    if text.isascii() and text.isprintable():
+        return text if cased else text.lower(), range(len(text))
+    chars = _clean_with_indices(text, cased)
+    if strip_accents:
+        decomposed = _convert(chars, lambda char: unicodedata.normalize("NFD", char))
+        chars = [(char, index) for char, index in decomposed if not _is_mark(char)]
+    return "".join(char for char, _ in chars), [index for _, index in chars]
+
+
+def _clean_with_indices(text: str, cased: bool) -> list[tuple[str, int]]:
+    """Return the characters of a clean, perhaps lower-cased text, each with that of its origin."""
+    chars = [(new, index) for index, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
+    if cased:
+        return chars
+    lowered = "".join(char for char, _ in chars).lower()
+    # The string is lower-cased as a whole, since the lower case of "Σ" depends on the adjacent
+    # characters. The number of characters, and so their indices, do not depend on them.
+    indices = [index for _, index in _convert(chars, str.lower)]
+    return list(zip(lowered, indices, strict=True))
+
+
+def _convert(
+    chars: list[tuple[str, int]], converter: Callable[[str], str | None]
+) -> list[tuple[str, int]]:
+    return [(new, index) for char, index in chars for new in converter(char) or ""]
 
 
 def _ends_with_marks(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from data_pipelines.model_settings import check_settings
 from data_pipelines.paths import check_exists
 from data_pipelines.schema import read_bytes, read_json_object
 from data_pipelines.vocabulary import tokenizer_json
+from data_pipelines.vocabulary.added_tokens import ADDED_TOKEN_SCHEMA, AddedToken
 from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE, SentencePieceTokenizer
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
@@ -34,7 +35,7 @@ from data_pipelines.vocabulary.wordpiece import MAX_INPUT_CHARS_PER_WORD, WordPi
 TOKENIZER_FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
 """Files that may hold the vocabulary of a directory; the first that exists does."""
 _ADDED_TOKENS_FILE, _SPECIAL_TOKENS_FILE = "added_tokens.json", "special_tokens_map.json"
-_TOKEN = (str, {"content": str})
+_TOKEN = (str, ADDED_TOKEN_SCHEMA)
 _TOKENS_SCHEMA: dict[str, Any] = {
     **{f"{name}?": _TOKEN for name in (*SPECIAL_TOKENS_MAP, "bos_token", "eos_token")},
     "additional_special_tokens?": [_TOKEN],
@@ -42,10 +43,11 @@ _TOKENS_SCHEMA: dict[str, Any] = {
 }
 _CONFIG_SCHEMA = _TOKENS_SCHEMA | {
     **dict.fromkeys(("do_lower_case?", "strip_accents?", "do_basic_tokenize?"), bool),
-    **{"max_input_chars_per_word?": int, "added_tokens_decoder?": {str: {"content": str}}},
+    **{"max_input_chars_per_word?": int, "added_tokens_decoder?": {str: ADDED_TOKEN_SCHEMA}},
 }
 
 _MAX_WORD_CHARS = 1000
+_MAX_ADDED_IDS = 100_000  # beyond the other tokens; more are damage
 _log = logging.getLogger("data_pipelines")
 
 
@@ -89,6 +91,8 @@ class Tokenizer(Protocol):
 
 def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokenizer:
     """Load a tokenizer from a vocabulary file or a directory, saved here or published.
+
+    Tokens that the other files of a directory add are kept whole, see `added_tokens`.
 
     Without a value in a directory, accents are kept if the vocabulary has some, else stripped where
     text is lower-cased.
@@ -152,10 +156,11 @@ def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -
     for number, token in (config.get("added_tokens_decoder") or {}).items():
         if not number.isdecimal():
             raise InputError(f"added token {number!r}: no id. Download {CONFIG_FILE} again.")
-        added_tokens[int(number)] = token["content"]
-    if is_directory:
-        names = _read_object(path.parent / _ADDED_TOKENS_FILE, {str: int})
-        added_tokens |= {number: name for name, number in names.items()}
+        added_tokens[int(number)] = AddedToken.from_settings(token)
+    names = _read_object(path.parent / _ADDED_TOKENS_FILE, {str: int}) if is_directory else {}
+    for name, id_ in names.items():
+        if id_ not in added_tokens or added_tokens[id_].content != name:
+            added_tokens[id_] = AddedToken(name)
     tokens = stored.tokens if is_json else parse_vocab(read_bytes(path, VOCABULARY_FIX))
     if not is_json and stored.tokens and not _same_ids(tokens, stored.tokens):
         warn_once(
@@ -174,8 +179,11 @@ def _same_ids(tokens: list[str], others: list[str]) -> bool:
 
 def _special_tokens(
     path: epath.Path, config: Mapping[str, Any], tokens: Sequence[str], is_directory: bool
-) -> tuple[list[str], list[str]]:
-    """Return the names of the special tokens, and of further ones that only texts may contain."""
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of the special tokens, of additional ones, and of those without a use here.
+
+    Additional tokens are those that a user adds for texts.
+    """
     if (
         is_directory and "added_tokens_decoder" not in config
     ):  # older files: this one takes precedence
@@ -190,11 +198,12 @@ def _special_tokens(
             )
             name = default
         special.append(name)
-    values = [config.get("bos_token"), config.get("eos_token")]
+    additional = []
     for setting in ("additional_special_tokens", "extra_special_tokens"):
         more = config.get(setting) or []
-        values += more.values() if isinstance(more, dict) else more
-    return special, [name for value in values if (name := _token_name(value))]
+        additional += [*map(_token_name, more.values() if isinstance(more, dict) else more)]
+    unused = [_token_name(config.get(name)) for name in ("bos_token", "eos_token")]
+    return special, [*filter(None, additional)], [*filter(None, unused)]
 
 
 def _token_name(value: Any) -> str:
@@ -210,15 +219,15 @@ def _load_wordpiece(
         warn_once(
             (str(path), "lines"), f"{path}: {lines}. All tokens keep their ids. Leave it as it is."
         )
-    added = [token for number, token in sorted(added_tokens.items()) if number >= len(tokens)]
-    if added:
-        _log.warning(
-            "%s: %d added tokens (%s) are not recognized in texts: such text is tokenized as any "
-            "other.", path, len(added), ", ".join(added[:5]),
-        )  # fmt: skip
-    special, others = _special_tokens(path, config, tokens, is_directory)
-    options: dict[str, Any] = {"special_tokens": special}
-    options["added_tokens"] = {*others, *added_tokens.values()} - {*special, ""}
+    tokens = _with_added_tokens(path, tokens, added_tokens)
+    special, additional, unused = _special_tokens(path, config, tokens, is_directory)
+    unknown = {name for name in additional if name not in tokens}
+    added = {name: AddedToken(name, normalized=False) for name in additional if name in tokens}
+    added |= {token.content: token for _, token in sorted(added_tokens.items())}
+    for name in ("", *special, *unused):
+        added.pop(name, None)
+    options: dict[str, Any] = {"special_tokens": special, "added_tokens": added.values()}
+    options["watched_tokens"] = sorted({*unused, *unknown} - {*special})
     limit = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
     if not 0 < limit <= _MAX_WORD_CHARS:  # time grows with its square
         raise InputError(
@@ -234,6 +243,7 @@ def _load_wordpiece(
         return WordPieceTokenizer(
             tokens, cased=True, strip_accents=False, do_basic_tokenize=False, **options
         )
+    words = [token for token in tokens if token not in added]  # say whether text keeps its case
     lower_case = config.get("do_lower_case")
     stored_cased = None if lower_case is None else not lower_case
     if None not in (cased, stored_cased) and cased != stored_cased:
@@ -241,16 +251,74 @@ def _load_wordpiece(
             f"cased={cased}, but {CONFIG_FILE} has cased={stored_cased}. Remove the option."
         )
     if cased is None:
-        cased = has_uppercase(tokens) if stored_cased is None else stored_cased
-    if conflict := case_conflict(tokens, cased):
+        cased = has_uppercase(words) if stored_cased is None else stored_cased
+    if conflict := case_conflict(words, cased):
         # A published model keeps its options. Some Chinese models have such a conflict.
         if stored_cased is None:
             raise InputError(" ".join(conflict))
         _log.warning("%s: %s %s sets it.", path, conflict[0], CONFIG_FILE)
     strip_accents = config.get("strip_accents")
-    if strip_accents is None and stored_cased is None and has_accents(tokens):
+    if strip_accents is None and stored_cased is None and has_accents(words):
         strip_accents = False
     return WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents, **options)
+
+
+def _with_added_tokens(
+    path: epath.Path, tokens: Sequence[str], added_tokens: Mapping[int, AddedToken]
+) -> list[str]:
+    """Return the vocabulary with the tokens that were added at its end, or at empty lines.
+
+    Raises:
+      InputError: an added token has the id of another one, or an id that is out of range.
+    """
+    size = len(tokens)
+    if not all(0 <= id_ < size + _MAX_ADDED_IDS for id_ in added_tokens):
+        raise InputError(
+            f"added token {added_tokens[max(added_tokens, key=abs)].content!r}: has the id "
+            f"{max(added_tokens, key=abs)}, and the vocabulary {size:,} tokens. Fix it."
+        )
+    result = [*tokens, *[""] * (max(added_tokens, default=-1) + 1 - size)]
+    for id_, token in sorted(added_tokens.items()):
+        if result[id_] not in ("", token.content):
+            raise InputError(
+                f"added token {token.content!r}: has the id {id_}, which is that of "
+                f"{result[id_]!r}. Write it in line {id_ + 1} of the vocabulary, or give it an id "
+                "from the end."
+            )
+        result[id_] = token.content
+    if more := [token for token in result[size:] if token]:
+        _log.info("%s: %d added tokens: %s.", path, len(more), ", ".join(more[:5]))
+    return result
+
+
+def describe_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
+    """Return the first difference of two vocabularies, such as "token 9 is 'a', not 'b'".
+
+    The text is "" if they are the same: if equal texts have equal ids, but for words that are
+    [UNK] in one of them because of their length.
+    """
+    if ours.kind != theirs.kind:
+        return f"it is {ours.kind}, not {theirs.kind}"
+    if ours.fingerprint() == theirs.fingerprint():
+        return ""
+    if len(ours.tokens) != len(theirs.tokens):
+        return f"it has {len(ours.tokens):,} tokens, not {len(theirs.tokens):,}"
+    if not isinstance(ours, WordPieceTokenizer) or not isinstance(theirs, WordPieceTokenizer):
+        return "it is another SentencePiece model"
+    for i, (token, other) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+        if token != other:
+            return f"token {i} is {token!r}, not {other!r}"
+    other_options = theirs.identity()
+    name, value = next(
+        (name, value) for name, value in ours.identity().items() if value != other_options[name]
+    )
+    other = other_options[name]
+    if name == "added_tokens":
+        more, fewer = sorted({*value} - {*other}), sorted({*other} - {*value})
+        return (
+            f"it has the added token {more[0]}" if more else f"it lacks the added token {fewer[0]}"
+        )
+    return f"it has {name}={value}, not {other}"
 
 
 def _load_sentencepiece(content: bytes, cased: bool | None) -> SentencePieceTokenizer:

@@ -13,6 +13,7 @@ from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.parsing import parse_json
 from data_pipelines.schema import check_schema
+from data_pipelines.vocabulary.added_tokens import ADDED_TOKEN_SCHEMA, AddedToken
 from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX
 
 JSON_FILE = "tokenizer.json"
@@ -30,7 +31,7 @@ _SCHEMA = {
         **{"vocab": ({str: int}, list), "max_input_chars_per_word?": int},
     },
     "normalizer?": _STEP | {"lowercase?": bool, "strip_accents?": bool},
-    **{"pre_tokenizer?": _STEP, "added_tokens?": [{"id": int, "content": str}]},
+    **{"pre_tokenizer?": _STEP, "added_tokens?": [{"id": int, **ADDED_TOKEN_SCHEMA}]},
     "post_processor?": _STEP | {"single?": [{str: object}]},
 }
 _TEMPLATE = ["SpecialToken", "Sequence", "SpecialToken"]  # of a text
@@ -42,13 +43,13 @@ class StoredWordPiece(NamedTuple):
     Attributes:
       tokens: the vocabulary, by id.
       config: options by their names in `tokenizer_config.json`.
-      added_tokens: tokens that are matched in a text before it is split, by id; includes special
+      added_tokens: tokens that a text is searched for before it is split, by id; includes special
         tokens.
     """
 
     tokens: list[str]
     config: dict[str, Any]
-    added_tokens: dict[int, str]
+    added_tokens: dict[int, AddedToken]
 
 
 def read_wordpiece(content: bytes, path: epath.PathLike = JSON_FILE) -> StoredWordPiece:
@@ -73,7 +74,7 @@ def read_wordpiece(content: bytes, path: epath.PathLike = JSON_FILE) -> StoredWo
         model, normalizer = data["model"], data["normalizer"] or {}
         pre_tokenizer = (data["pre_tokenizer"] or {}).get("type")
         added_tokens = {
-            int(token["id"]): str(token["content"]) for token in data.get("added_tokens") or ()
+            token["id"]: AddedToken.from_settings(token) for token in data.get("added_tokens") or ()
         }
         max_input_chars = model.get("max_input_chars_per_word")
         kind = model.get("type", "WordPiece" if max_input_chars else None)  # not in older files

@@ -24,6 +24,7 @@ from tokenizers import models, pre_tokenizers
 
 from data_pipelines.log import warn_once
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.vocabulary.added_tokens import AddedToken, AddedTokenFinder
 from data_pipelines.vocabulary.basic_tokenization import (
     WordWithOffsets,
     basic_tokenize,
@@ -78,7 +79,9 @@ class WordPieceTokenizer:
       max_input_chars_per_word: a longer word is [UNK]. transformers uses 100.
       do_basic_tokenize: False splits text at white space only and keeps its case and accents.
       special_tokens: the names of padding, unknown, first, separating and mask token.
-      added_tokens: further tokens that transformers finds in raw text.
+      added_tokens: tokens of the vocabulary that stay whole: a text is searched for them first.
+      watched_tokens: tokens that only transformers finds in raw text; a text with one is warned of,
+        as is one with a special token.
 
     Raises:
       InputError: the vocabulary is empty or lacks a special token.
@@ -95,10 +98,11 @@ class WordPieceTokenizer:
         max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
         do_basic_tokenize: bool = True,
         special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        added_tokens: Iterable[str] = (),
+        added_tokens: Iterable[AddedToken] = (),
+        watched_tokens: Iterable[str] = (),
     ):
         self.do_basic_tokenize, self.special_tokens = do_basic_tokenize, tuple(special_tokens)
-        self.added_tokens = tuple(added_tokens)
+        self.added_tokens, self.watched_tokens = tuple(sorted(added_tokens)), tuple(watched_tokens)
         self.tokens, self.max_input_chars_per_word = list(tokens), max_input_chars_per_word
         self.cased = cased
         self.strip_accents = not cased if strip_accents is None else strip_accents
@@ -129,7 +133,10 @@ class WordPieceTokenizer:
         self._compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         self._ids_of_word = _WordCache(self._longest_matches)
         self._ids_of_raw = _WordCache(self._encode_raw)
-        names = {*self.special_tokens, *self.added_tokens[:_MAX_NAMES]}
+        self._finder = AddedTokenFinder(
+            self.added_tokens, index, cased=self.cased, strip_accents=self.strip_accents
+        )
+        names = {*self.special_tokens, *self.watched_tokens[:_MAX_NAMES]}
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         self._name_start = "[" if all(name.startswith("[") for name in names) else ""
 
@@ -142,11 +149,28 @@ class WordPieceTokenizer:
             do_basic_tokenize=self.do_basic_tokenize,
             special_tokens=self.special_tokens,
             added_tokens=self.added_tokens,
+            watched_tokens=self.watched_tokens,
         )
         return restore, (self.tokens,)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a raw text; special tokens are neither added nor recognized."""
+        if not self.added_tokens:
+            return self._encode_part(text)
+        parts = self.split_added_tokens(text)
+        ids = ([part] if isinstance(part, int) else self._encode_part(part) for part in parts)
+        return list(itertools.chain.from_iterable(ids))
+
+    def split_added_tokens(self, text: str) -> list[str | int]:
+        """Return the parts of a text, tokenized independently, and the ids of its added tokens."""
+        parts: list[str | int] = []
+        last = 0
+        for start, end, token_id in self._finder.find(text):
+            parts += [text[last:start], token_id]
+            last = end
+        return [*parts, text[last:]]
+
+    def _encode_part(self, text: str) -> list[int]:
         if text.isascii() and text.isalnum():  # a single word
             return self._longest_matches(text if self.cased else text.lower())
         if self._name_start in text:
@@ -161,14 +185,21 @@ class WordPieceTokenizer:
         offsets: list[tuple[int, int]] = []
         if self._name_start in text:
             self._warn_of_names(text)
-        for word in self._words_with_offsets(text):
-            word_ids = self._ids_of_word[word.word]
-            ids += word_ids
-            first = 0
-            for token_id in word_ids:
-                length = len(word.word) if token_id == self.unk_id else self._lengths[token_id]
-                offsets.append((word.starts[first], word.ends[first + length - 1]))
-                first += length
+        last = 0
+        for start, end, added_id in (*self._finder.find(text), (len(text), len(text), None)):
+            for word in self._words_with_offsets(text[last:start]):
+                word_ids = self._ids_of_word[word.word]
+                ids += word_ids
+                first = 0
+                for token_id in word_ids:
+                    length = len(word.word) if token_id == self.unk_id else self._lengths[token_id]
+                    word_end = word.ends[first + length - 1]
+                    offsets.append((last + word.starts[first], last + word_end))
+                    first += length
+            if added_id is not None:
+                ids.append(added_id)
+                offsets.append((start, end))
+            last = end
         return ids, offsets
 
     def encode_words(self, words: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -203,21 +234,33 @@ class WordPieceTokenizer:
         return "".join(parts).strip()
 
     def fingerprint(self) -> str:
-        """Return a hex digest of the vocabulary and the options."""
-        options = {
+        """Return a hex digest of `identity`."""
+        return hashlib.sha256(json.dumps([self.kind, self.identity()]).encode()).hexdigest()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the tokens and the options that determine the ids of words of usual length.
+
+        Tokenizers with the same identity are the same vocabulary, whatever the length from which
+        a word is [UNK]: vocab.txt does not state it, and other files of the same model do.
+        """
+        index = index_tokens(self.tokens)
+        return {
+            "tokens": [token if index[token] == i else "" for i, token in enumerate(self.tokens)],
             "cased": self.cased,
             "strip_accents": self.strip_accents,
-            **self._other_options,
+            "do_basic_tokenize": self.do_basic_tokenize,
+            "special_tokens": self.special_tokens,
+            "added_tokens": self.added_tokens,
         }
-        index = index_tokens(self.tokens)
-        tokens = [token if index[token] == i else "" for i, token in enumerate(self.tokens)]
-        return hashlib.sha256(json.dumps([self.kind, tokens, options]).encode()).hexdigest()
 
     def save(self, directory: epath.PathLike) -> None:
         """Write `vocab.txt` and `tokenizer_config.json` as transformers does."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(directory / VOCAB_FILE, "\n".join(self.tokens) + "\n")
+        added = {token.content for token in self.added_tokens}
+        unwritable = {token for token in added if token != token.strip()}  # lines are stripped
+        lines = ("" if token in unwritable else token for token in self.tokens)
+        atomic_write_text(directory / VOCAB_FILE, "\n".join(lines) + "\n")
         # BertTokenizer would split words at punctuation.
         kind = "BertTokenizer" if self.do_basic_tokenize else "PreTrainedTokenizerFast"
         config = {
@@ -228,6 +271,11 @@ class WordPieceTokenizer:
             **self._other_options,
             **dict(zip(SPECIAL_TOKENS_MAP, self.special_tokens, strict=True)),
         }
+        if self.added_tokens:
+            index = index_tokens(self.tokens)
+            config["added_tokens_decoder"] = {
+                str(index[token.content]): token.settings() for token in self.added_tokens
+            }
         atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
     @property
@@ -238,8 +286,6 @@ class WordPieceTokenizer:
             options["max_input_chars_per_word"] = self.max_input_chars_per_word
         if not self.do_basic_tokenize:
             options["do_basic_tokenize"] = False
-        if self.special_tokens != SPECIAL_TOKENS:
-            options |= zip(SPECIAL_TOKENS_MAP, self.special_tokens, strict=True)
         return options
 
     def _warn_of_names(self, text: str) -> None:
