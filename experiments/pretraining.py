@@ -10,7 +10,8 @@
     bertjax train --workdir runs/mini \
       --config pretraining:model=mini,recipe=modern,data=corpora/wiki,init=runs/mini-clm
 
-model    tiny, mini, small, medium, base, large, or LAYERS-HIDDEN such as 6-512 (heads of 64)
+model    tiny, mini, small, medium, base, large, LAYERS-HIDDEN such as 6-512 (heads of 64), or a
+         bert_config.json; that of init by default, or base
 phase    1: sequences of 128 tokens; 2: sequences of 512, initialized from phase 1 (init=DIR)
 recipe   paper: 256 sequences a step, 1M steps (Devlin et al. 2019, A.2)
          slides: 131,072 tokens a step, 1M steps (slides of its authors)
@@ -92,7 +93,7 @@ PHASES = {  # limits of a sequence: tokens, predictions
 
 
 def get_config(
-    model: str = "base",
+    model: str = "",
     phase: int = 1,
     recipe: str = "paper",
     objective: str = "mlm_nsp",
@@ -101,7 +102,6 @@ def get_config(
     smoke: bool = False,
 ) -> ConfigDict:
     """Return the configuration for the options in the docstring of this file."""
-    layers, hidden = _parse_model_size(model)
     _check_choice("phase", phase, PHASES)
     _check_choice("recipe", recipe, RECIPES)
     if phase not in RECIPES[recipe]:
@@ -127,10 +127,8 @@ def get_config(
         "init": init,
         "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {
-            "vocab_size": 30_522,
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": hidden // 64,
+            # Without these fields, `init` has them, or the defaults are those of base.
+            **(_model_fields(model) if model else {}),
             "direction": direction,
             "dtype": "bfloat16",
             **settings.get("model", {}),
@@ -138,11 +136,12 @@ def get_config(
         "optimizer": settings["optimizer"],
         "data": {"dir": data, "objective": objective, **({} if causal else masking)},
     }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config, model, init) if smoke else config)
 
 
-def _shrink_for_smoke(config: dict) -> dict:
-    model = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+def _shrink_for_smoke(config: dict, model: str, init: str) -> dict:
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    shape |= {"intermediate_size": None}
     optimizer = {"learning_rate": 1e-3, "warmup": "10%", "decay_steps": 0}
     predictions = config["data"].get("max_predictions_per_seq")
     data = {"max_predictions_per_seq": predictions // 4} if predictions else {}
@@ -155,7 +154,7 @@ def _shrink_for_smoke(config: dict) -> dict:
         "eval_every": 10,
         "eval_batches": 4,
         "keep_period": 0,
-        "model": config["model"] | model | {"dtype": "float32"},
+        "model": config["model"] | (shape if model or not init else {}) | {"dtype": "float32"},
         "optimizer": config["optimizer"] | optimizer,
         "data": config["data"] | data,
     }
@@ -166,13 +165,28 @@ def _check_choice(name: str, value: object, known: Iterable[object]) -> None:
         raise ValueError(f"{name}={value!r}: unknown. Use one of {', '.join(map(str, known))}.")
 
 
-def _parse_model_size(model: str) -> tuple[int, int]:
+def _model_fields(model: str) -> dict[str, Any]:
+    if model.endswith(".json"):
+        from bertjax.formats.tf1 import read_model_fields
+
+        return read_model_fields(model)
     if model in SIZES:
-        return SIZES[model]
+        layers, hidden = SIZES[model]
+    else:
+        layers, hidden = _parse_model_size(model)
+    return {
+        "vocab_size": 30_522,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // 64,
+    }
+
+
+def _parse_model_size(model: str) -> tuple[int, int]:
     layers, _, hidden = model.partition("-")
     if not (layers.isdigit() and hidden.isdigit() and int(hidden) % 64 == 0 and int(layers) > 0):
         raise ValueError(
-            f"model={model!r}: unknown. Use one of {', '.join(SIZES)}, or LAYERS-HIDDEN with a "
-            "hidden size divisible by 64."
+            f"model={model!r}: unknown. Use one of {', '.join(SIZES)}, LAYERS-HIDDEN with a hidden "
+            "size divisible by 64, or a bert_config.json."
         )
     return int(layers), int(hidden)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import pathlib
 
 import pytest
@@ -154,6 +155,40 @@ def test_load_config_prefers_its_own_model_fields_to_those_of_init(tmp_path) -> 
     config = load_config(str(path), {"model.remat": "True"}, FIELDS, lambda init: INIT_MODEL)
     assert (config.model.num_hidden_layers, config.model.hidden_size) == (2, 32)
     assert (config.model.hidden_dropout_prob, config.model.remat) == (0.5, True)
+
+
+def test_pretraining_takes_its_shape_from_a_file_or_from_init(tmp_path) -> None:
+    file = tmp_path / "bert_config.json"
+    shape = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 100, "max_position_embeddings": 200, "type_vocab_size": 4}
+    file.write_text(json.dumps(shape | {"hidden_act": "relu", "hidden_dropout_prob": 0.25}))
+    model = load(f"model={file},data=x").model
+    assert dataclasses.asdict(model).items() >= {**shape, "hidden_act": "relu"}.items()
+    assert (model.hidden_dropout_prob, model.dtype) == (0.25, "bfloat16")
+    assert load(f"model={file},recipe=modern").model.hidden_dropout_prob == 0
+    assert load(f"model={file},smoke").model.vocab_size == 99
+    assert load().model == load("model=base").model
+    with pytest.raises(InputError, match=r"gone.json: no such file"):
+        load("model=gone.json")
+    file.write_text("{}")
+    with pytest.raises(InputError, match="lacks hidden_size or vocab_size"):
+        load(f"model={file}")
+
+    saved = BertConfig(50, 2, 64, 1)
+    for options in ("init=x", "init=x,smoke", "init=x,objective=mlm"):
+        config = load_config(
+            f"{PRETRAIN}:{options}", {}, registry.data_fields(), lambda init: saved
+        )
+        inherited = (
+            config.model.num_hidden_layers,
+            config.model.hidden_size,
+            config.model.vocab_size,
+        )
+        assert inherited == (2, 64, 50)
+    named = load_config(
+        f"{PRETRAIN}:init=x,model=mini", {}, registry.data_fields(), lambda init: saved
+    )
+    assert named.model.hidden_size == 256  # rejected where the parameters are loaded
 
 
 @pytest.mark.parametrize(

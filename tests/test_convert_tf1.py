@@ -9,8 +9,10 @@ import pytest
 from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, assert_same, draw, write_hf
 
 from bertjax.formats import tf1
-from bertjax.formats.loading import read_model
+from bertjax.formats.detection import find_format
+from bertjax.formats.loading import find_bert_config, find_tokenizer, read_model
 from bertjax.inference.convert import convert
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 
 pytestmark = pytest.mark.skipif(
@@ -57,7 +59,7 @@ def original_variables() -> dict[str, tuple[int, ...]]:
 
 
 def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -> pathlib.Path:
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     names = list(variables)
     arrays = [variables[each] for each in names]
     import tensorflow as tf  # seconds, which only the few tests of this format need
@@ -105,6 +107,37 @@ def test_tf1_classifier_has_default_labels(tmp_path) -> None:
     model = read_model(path)
     assert model.unexpected_keys == () and model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     np.testing.assert_array_equal(model.params["sequence_classification"]["kernel"], weights.T)
+
+
+def test_read_takes_the_named_step_or_the_newest(tmp_path) -> None:
+    path = tmp_path / "out"
+    for step in (0, 900, 1000):
+        variables = {
+            name: np.full(shape, step, "f") for name, shape in original_variables().items()
+        }
+        write_tf1(path, variables, f"model.ckpt-{step}")
+
+    def bias(source: pathlib.Path) -> float:
+        return float(read_model(source).params["nsp"]["bias"][0])
+
+    assert bias(path) == 1000 and bias(path / "model.ckpt-900") == 900
+    assert find_bert_config(path / "model.ckpt-0").num_hidden_layers == LAYERS
+    assert find_tokenizer(path / "model.ckpt-0").tokens == TOKENIZER.tokens
+    pretrained = PretrainedModel(path / "model.ckpt-900")
+    assert pretrained.digest == PretrainedModel(path / "model.ckpt-900").digest
+    assert pretrained.digest != PretrainedModel(path).digest
+    with pytest.raises(
+        InputError, match=r"Give one of model.ckpt-0, model.ckpt-900, model.ckpt-1000"
+    ):
+        find_format(path / "model.ckpt-500")
+    with pytest.raises(
+        InputError, match=r"ckpt-0.index: is not the prefix .* Leave out the suffix"
+    ):
+        find_format(path / "model.ckpt-0.index")
+    (path / "bert_config.json").unlink()
+    for source in (path, path / "model.ckpt-0"):
+        with pytest.raises(InputError, match=r"no bert_config.json\. Copy --bert_config_file and"):
+            find_format(source)
 
 
 @pytest.mark.parametrize(

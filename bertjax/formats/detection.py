@@ -5,11 +5,12 @@ from etils import epath
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
-from data_pipelines.paths import check_exists
+from data_pipelines.paths import as_path, check_exists
 
 FORMATS = ("hf", "tf1", "bertjax")
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"  # of Hugging Face
 BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"  # of TF1
+_INDEX = ".index"  # after the prefix of a TF1 checkpoint
 _RESAVE = "Save it with save_pretrained of a transformers 4 that reads it, {} and give that."
 # Files of other formats, what they are, and the way to a directory that is read.
 _OTHER_FORMATS = {
@@ -37,8 +38,40 @@ _OTHER_FORMATS = {
 
 
 def check_model_exists(path: epath.PathLike) -> epath.Path:
-    """Return the path of a model; raise InputError if it does not exist."""
+    """Return the path of a model: a directory, or the prefix of a TF1 checkpoint.
+
+    Raises:
+      InputError: it does not exist, or is one of the files of a TF1 checkpoint.
+    """
+    path = as_path(path)
+    if is_tf1_prefix(path):
+        return path
+    prefixes = [] if path.is_dir() or not path.parent.is_dir() else find_tf1_prefixes(path.parent)
+    if prefixes:
+        names = ", ".join(prefix.name for prefix in prefixes)
+        fix = f"Give one of {names}" if not path.exists() else "Leave out the suffix of its files"
+        raise InputError(f"{path}: is not the prefix of a checkpoint. {fix}.")
     return check_exists(path, "Give a workdir or a model directory.")
+
+
+def is_tf1_prefix(path: epath.Path) -> bool:
+    """Return whether a path is the prefix of a TF1 checkpoint, such as DIR/model.ckpt-1000."""
+    return not path.is_dir() and path.with_name(f"{path.name}{_INDEX}").exists()
+
+
+def find_tf1_prefixes(directory: epath.Path) -> list[epath.Path]:
+    """Return the prefixes of the TF1 checkpoints in a directory, sorted by step."""
+    prefixes = [
+        file.with_name(file.name.removesuffix(_INDEX))
+        for file in directory.iterdir()
+        if file.name.endswith(_INDEX)
+    ]
+
+    def step(prefix: epath.Path) -> tuple[int, str]:
+        number = prefix.name.rpartition("-")[2]
+        return int(number) if number.isdecimal() else -1, prefix.name
+
+    return sorted(prefixes, key=step)
 
 
 def find_format(path: epath.PathLike) -> str:
@@ -53,9 +86,15 @@ def find_format(path: epath.PathLike) -> str:
         return "bertjax"
     if _is_huggingface(path):
         return "hf"
-    if _is_tf1(path):
+    directory = path.parent if is_tf1_prefix(path) else path
+    if _is_tf1(directory):
         check_tensorflow(path)
         return "tf1"
+    if prefixes := find_tf1_prefixes(directory) if directory.is_dir() else []:
+        raise InputError(
+            f"{directory}: has the checkpoint {prefixes[-1].name}, but no {BERT_CONFIG_FILE}. "
+            "Copy --bert_config_file and --vocab_file of its training into it."
+        )
     if (path / "run.json").exists():
         raise InputError(f"{path}: the run has no checkpoint yet. Let it train further.")
     if (path / "best" / MANIFEST_FILE).exists():
@@ -100,8 +139,8 @@ def _find_inner_model(path: epath.Path) -> epath.Path | None:
 def _is_tf1(path: epath.Path) -> bool:
     if (path / BERT_CONFIG_FILE).exists():
         return True
-    names = (file.name for file in path.iterdir()) if path.is_dir() else ()
-    return (path / "config.json").exists() and any(name.endswith(".ckpt.index") for name in names)
+    prefixes = find_tf1_prefixes(path) if (path / "config.json").exists() else []
+    return any(prefix.suffix == ".ckpt" for prefix in prefixes)
 
 
 def _is_huggingface(path: epath.Path) -> bool:

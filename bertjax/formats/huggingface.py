@@ -39,7 +39,7 @@ _DECODER_KIND, _LABEL_SETS = "bertjax_decoder", "bertjax_label_sets"
 _log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
-_FIELDS = (
+FIELDS = (
     "vocab_size",
     "num_hidden_layers",
     "hidden_size",
@@ -52,9 +52,9 @@ _FIELDS = (
     "layer_norm_eps",
     "initializer_range",
 )
-_FLOAT_FIELDS = _FIELDS[-4:]
+_FLOAT_FIELDS = FIELDS[-4:]
 SCHEMA = {  # of config.json
-    **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in _FIELDS},
+    **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in FIELDS},
     **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?", f"{_DECODER_KIND}?"), str),
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
     **{"architectures?": [str], "num_labels?": int, "decoder_start_token_id?": int},
@@ -300,7 +300,7 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
             f"{path}: the configuration lacks hidden_size or vocab_size. Give the "
             "configuration of this model."
         )
-    fields = {name: config_dict[name] for name in _FIELDS if config_dict.get(name) is not None}
+    fields = {name: config_dict[name] for name in FIELDS if config_dict.get(name) is not None}
     fields |= {"direction": "left_to_right"} if config_dict.get("is_decoder") else {}
     decoder = config_dict.get(_DECODER_KIND) or ""
     if sets := config_dict.get(_LABEL_SETS):
@@ -311,7 +311,7 @@ def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertC
 
 def bert_config_dict(config: BertConfig) -> dict[str, Any]:
     """Return the fields of config.json that describe a `BertConfig`."""
-    config_dict: dict[str, Any] = {name: getattr(config, name) for name in _FIELDS}
+    config_dict: dict[str, Any] = {name: getattr(config, name) for name in FIELDS}
     config_dict["intermediate_size"] = config.feed_forward_size
     config_dict["hidden_act"] = next(
         theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.hidden_act

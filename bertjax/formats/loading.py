@@ -36,8 +36,9 @@ def find_tokenizer(path: epath.PathLike) -> Tokenizer:
     Raises:
       InputError: the path is not a model, or the model has no vocabulary.
     """
-    is_ours = find_format(path) == "bertjax"
-    return read_checkpoint(path, load_tokenizer) if is_ours else load_tokenizer(path)
+    if find_format(path) == "bertjax":
+        return read_checkpoint(path, load_tokenizer)
+    return load_tokenizer(tf1.find_directory(epath.Path(path)))
 
 
 def find_bert_config(path: epath.PathLike) -> BertConfig:

@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.formats.detection import BERT_CONFIG_FILE, CHECKPOINT_PREFIX, check_tensorflow
+from bertjax.formats.detection import (
+    BERT_CONFIG_FILE,
+    CHECKPOINT_PREFIX,
+    check_tensorflow,
+    find_tf1_prefixes,
+    is_tf1_prefix,
+)
 from bertjax.formats.huggingface import (
     CONFIG_NAME,
+    FIELDS,
     FIX,
     SCHEMA,
     make_model,
@@ -20,7 +27,7 @@ from bertjax.formats.huggingface import (
 )
 from bertjax.formats.tensors import NumpyModel
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text
+from data_pipelines.paths import atomic_write_text, check_file
 from data_pipelines.schema import read_json_object
 
 _log = logging.getLogger("bertjax")
@@ -33,6 +40,9 @@ _OPTIMIZER_VARIABLES = re.compile(
 
 def read(path: epath.Path) -> NumpyModel:
     """Read a model, without the optimizer's variables.
+
+    Args:
+      path: a directory, of which the newest step is read, or the prefix of a checkpoint in it.
 
     Raises:
       InputError: the model is not BERT, a file is missing or damaged, or tensorflow is missing.
@@ -61,13 +71,30 @@ def read(path: epath.Path) -> NumpyModel:
         raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
     prefix_of_names = _find_prefix(arrays, path)
     arrays = {name.removeprefix(prefix_of_names): array for name, array in arrays.items()}
-    return make_model(path, "tf1", config, config_dict, arrays)
+    return make_model(find_directory(path), "tf1", config, config_dict, arrays)
+
+
+def find_directory(path: epath.Path) -> epath.Path:
+    """Return the directory of a model that is named by its directory or a prefix in it."""
+    return path.parent if is_tf1_prefix(path) else path
 
 
 def read_config_dict(path: epath.Path) -> dict[str, Any]:
     """Return the content of bert_config.json, or of config.json where that is missing."""
+    path = find_directory(path)
     has_own = (path / BERT_CONFIG_FILE).exists()
     return read_json_object(path / (BERT_CONFIG_FILE if has_own else CONFIG_NAME), SCHEMA, FIX)
+
+
+def read_model_fields(path: epath.PathLike) -> dict[str, Any]:
+    """Return the fields of `model` that a bert_config.json, or a config.json, has.
+
+    Raises:
+      InputError: the file is missing or damaged, or its model is not BERT.
+    """
+    config_dict = read_json_object(check_file(path), SCHEMA, FIX)
+    config = parse_bert_config(config_dict, epath.Path(path).parent)
+    return {name: getattr(config, name) for name in (*FIELDS, "hidden_act")}
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
@@ -122,16 +149,12 @@ def _find_prefix(names: Iterable[str], path: epath.Path) -> str:
 
 
 def _find_checkpoint(path: epath.Path) -> epath.Path:
-    """Return the prefix of the published checkpoint, or of the latest one that training wrote."""
-    if (path / f"{CHECKPOINT_PREFIX}.index").exists():
+    """Return a prefix as it is; of a directory, that of the published or of the latest step."""
+    if is_tf1_prefix(path):
+        return path
+    if is_tf1_prefix(path / CHECKPOINT_PREFIX):
         return path / CHECKPOINT_PREFIX
-    index_files = [file for file in path.iterdir() if file.name.endswith(".index")]
-    if not index_files:
+    prefixes = find_tf1_prefixes(path)
+    if not prefixes:
         raise InputError(f"{path}: no {CHECKPOINT_PREFIX}.index. Give the directory as published.")
-
-    def step(file: epath.Path) -> int:
-        number = re.search(r"-(\d+)\.index$", file.name)
-        return int(number[1]) if number else -1
-
-    newest = max(index_files, key=step)
-    return newest.with_name(newest.name.removesuffix(".index"))
+    return prefixes[-1]
