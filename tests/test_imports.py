@@ -60,6 +60,7 @@ ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
 OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search")  # imported here
 DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint", "yaml": "PyYAML"}
+DISTRIBUTIONS |= {"google": "protobuf"}
 WITHOUT_DATA_LIBRARIES = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])
 MAX_LINES = 400
 MAX_MODULES = 14  # of a package; `cli` has one module a subcommand

@@ -31,6 +31,7 @@ from data_pipelines.corpus.shards import (
     token_dtype,
 )
 from data_pipelines.corpus.staging import staging_directory
+from data_pipelines.corpus.tf_examples import are_tf_examples
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import ReadOptions, read_source, resolve_inputs
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -81,6 +82,8 @@ def prepare_with_beam(
     filters, recorded = options.filters, options.manifest_entries(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
     sources = list(enumerate(resolve_inputs(inputs)))
+    if are_tf_examples([source for _, source in sources]):
+        raise InputError(f"{sources[0][1]}: has tf_examples. Prepare them without --runner.")
     with staging_directory(epath.Path(output)) as stage:
         directory = str(stage)
         # Beam's check of annotations does not support protocols such as `Tokenizer`.

@@ -33,9 +33,10 @@ INDEX = np.dtype(  # one row per document
         ("long", "<i8"),  # sentences longer than MAX_SENTENCE_TOKENS
         ("bytes", "<i8"),  # of the text
         ("is_other_language", "?"),  # not in a language that is kept
+        ("is_random", "?"),  # a pair (see `tf_examples`) of texts of two documents
     ]
 )
-_LENGTH = np.dtype("<i4")
+LENGTH_DTYPE = np.dtype("<i4")
 MAX_SENTENCE_TOKENS = 64
 
 # Minimum documents and tokens of a shard, if the number of shards is chosen here. Readers keep
@@ -96,8 +97,8 @@ def encode_documents(
     index["long"] = np.diff(long, prepend=0)
     index["bytes"] = [len(text) for text in texts]
 
-    parts = lengths[lengths > 0].astype(_LENGTH).tobytes(), tokens.tobytes()
-    part_ends = [kept * _LENGTH.itemsize, token_ends * tokens.itemsize]
+    parts = lengths[lengths > 0].astype(LENGTH_DTYPE).tobytes(), tokens.tobytes()
+    part_ends = [kept * LENGTH_DTYPE.itemsize, token_ends * tokens.itemsize]
     index["size"] = np.diff(part_ends[0] + part_ends[1], prepend=0)
     index["start"] = np.cumsum(index["size"]) - index["size"]
     payload = bytearray()
@@ -164,10 +165,16 @@ def unpack_documents(
     Returns:
       The token ids of the documents [n], and the lengths of their sentences [s].
     """
-    cuts = (rows["sentences"] * _LENGTH.itemsize).tolist()
+    cuts = (rows["sentences"] * LENGTH_DTYPE.itemsize).tolist()
     pairs = [(record[:cut], record[cut:]) for record, cut in zip(records, cuts, strict=True)]
     lengths, tokens = (b"".join(parts) for parts in zip(*pairs, strict=True))
-    return np.frombuffer(tokens, dtype), np.frombuffer(lengths, _LENGTH)
+    return np.frombuffer(tokens, dtype), np.frombuffer(lengths, LENGTH_DTYPE)
+
+
+def document_sizes(rows: np.ndarray) -> np.ndarray:
+    """Return the number of sentences of each document of index rows; a random pair is two."""
+    documents = 1 + rows["is_random"].astype(np.int64)
+    return np.repeat(rows["sentences"] // documents, documents)
 
 
 def assign_shards(index: np.ndarray, options: CorpusOptions) -> ShardAssignment:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
+from data_pipelines.corpus import tf_examples
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.documents import (
     MAX_SENTENCE_TOKENS,
@@ -26,6 +27,7 @@ from data_pipelines.corpus.documents import (
     ShardAssignment,
     assign_shards,
     compute_totals,
+    document_sizes,
     encode_documents,
     index_dtype,
     name_shards,
@@ -35,6 +37,7 @@ from data_pipelines.corpus.filters import Filters
 from data_pipelines.corpus.options import DEFAULT_CORPUS_OPTIONS, CorpusOptions
 from data_pipelines.corpus.shards import (
     CORPUS_VERSION,
+    MAX_PAIR_LENGTH,
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -90,6 +93,8 @@ def prepare(
     """
     filters, read_options = options.filters, options.read_options
     sources = resolve_inputs(inputs)
+    if are_pairs := tf_examples.are_tf_examples(sources):
+        tf_examples.check_options(options)
     dtype = token_dtype(len(tokenizer.tokens))
     progress_bar = _ProgressBar(progress)
     identity = _spool_identity(sources, read_options, tokenizer, filters)
@@ -103,8 +108,13 @@ def prepare(
         if spool.position != Position():
             log.info("resume after %s", progress_bar)
         positions: deque[Position] = deque()
-        batches = _batches(sources, read_options, tokenizer, spool.position, positions, workers)
-        make_encoder = functools.partial(_make_encoder, tokenizer, filters)
+        batches: Iterator[list[Any]]
+        if are_pairs:
+            batches = tf_examples.record_batches(sources, spool.position, positions)
+            make_encoder = functools.partial(tf_examples.make_encoder, tokenizer)
+        else:
+            batches = _batches(sources, read_options, tokenizer, spool.position, positions, workers)
+            make_encoder = functools.partial(_make_encoder, tokenizer, filters)
         try:
             for index, payload in ordered_map(make_encoder, batches, workers):
                 progress_bar.add(index)
@@ -119,6 +129,8 @@ def prepare(
         shard_infos = _write_shards(stage, dtype, assignment, len(index), spool)
         totals = compute_totals(index, assignment, filters)
         recorded = options.manifest_entries(inputs)
+        if are_pairs:
+            recorded[MAX_PAIR_LENGTH] = int(index["tokens"].max()) + 3
         return finalize_corpus(stage, tokenizer, recorded, shard_infos, totals)
 
 
@@ -226,7 +238,7 @@ def _write_shards(
                 locations = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
                 records = [payload[start : start + size] for start, size in locations]
                 if records:
-                    writer.append(*unpack_documents(rows, records, dtype), rows["sentences"])
+                    writer.append(*unpack_documents(rows, records, dtype), document_sizes(rows))
         for writer, (split, _) in zip(writers, names, strict=True):
             shard_infos[split].append(writer.close())
     return shard_infos

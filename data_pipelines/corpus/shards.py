@@ -36,6 +36,8 @@ from data_pipelines.schema import check_schema, read_json_object
 
 MANIFEST = "manifest.json"
 CORPUS_VERSION = 3
+MAX_PAIR_LENGTH = "max_pair_length"
+"""Option in the manifest of a corpus of pairs: tokens of the longest, with special tokens."""
 _LAYOUT = 1
 _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
@@ -44,7 +46,11 @@ _FIX = "Prepare the corpus again."
 _SHARD = {"name": str, "documents": int, "sentences": int, "tokens": int, "bytes": int}
 _SHARD |= {"checksum": str}
 _SCHEMA = {
-    **{"tokenizer_fingerprint": str, "vocab_size": int, "options": {"inputs?": [str]}},
+    **{
+        "tokenizer_fingerprint": str,
+        "vocab_size": int,
+        "options": {"inputs?": [str], f"{MAX_PAIR_LENGTH}?": int},
+    },
     **{"train_shards": [_SHARD], "eval_shards": [_SHARD], "totals": {str: float}},
 }
 

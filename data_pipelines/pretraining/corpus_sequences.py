@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.shards import read_manifest, read_shard
+from data_pipelines.corpus.shards import MAX_PAIR_LENGTH, read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import sequences, streams
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -72,11 +72,27 @@ class Corpus:
                 f"{self.directory}: prepared with another tokenizer than the one in this "
                 "directory. Prepare it again."
             )
+        # 0 for a corpus of documents, whose pairs are drawn.
+        self.max_pair_length = self.manifest.options.get(MAX_PAIR_LENGTH) or 0
         if not self.shard_infos:
             raise InputError(
                 f"{self.directory}: no {split} documents. Prepare it again with some, or train "
                 "without evaluation."
             )
+
+
+def _check_pair_options(corpus: Corpus, options: PretrainingOptions) -> None:
+    """Raise InputError if the pairs of a corpus of pairs do not fit the options."""
+    if options.max_seq_length < corpus.max_pair_length:
+        raise InputError(
+            f"max_seq_length={options.max_seq_length}: {corpus.directory} has pairs of "
+            f"{corpus.max_pair_length} tokens, from tf_examples. Use at least that."
+        )
+    if options.short_seq_prob != PretrainingOptions.short_seq_prob:
+        raise InputError(
+            f"short_seq_prob={options.short_seq_prob}: the pairs of {corpus.directory} are those "
+            "of tf_examples. Remove this option."
+        )
 
 
 class CorpusSequences:
@@ -110,7 +126,10 @@ class CorpusSequences:
         self._groups = self._count_groups(num_streams) if self._training else 1
         self._streams_per_group = num_streams // self._groups
         stream_ids = sorted(stream_ids)
-        min_documents = 2 if options.objective == "mlm_nsp" else 1
+        self._has_pairs = corpus.max_pair_length > 0 and options.objective == "mlm_nsp"
+        if self._has_pairs:
+            _check_pair_options(corpus, options)
+        min_documents = 2 if options.objective == "mlm_nsp" and not self._has_pairs else 1
         for info in self._infos:
             if info.documents < min_documents:
                 raise InputError(
@@ -225,10 +244,11 @@ class CorpusSequences:
         return streams.SequenceIndex(items, list(itertools.accumulate(sizes)))
 
     def _open(self, shard: int) -> Sections:
+        opened = read_shard(self._corpus.directory, self._infos[shard])
+        if self._has_pairs:
+            return Sections.of_pairs(opened)
         max_tokens = sequences.max_section_tokens(self._options.max_seq_length)
-        return Sections.from_shard(
-            read_shard(self._corpus.directory, self._infos[shard]), max_tokens
-        )
+        return Sections.from_shard(opened, max_tokens)
 
     def _split_into_chunks(self, shard: int, *key: int | str) -> list[np.ndarray]:
         """Return the shuffled sections of a shard, split into chunks."""

@@ -75,7 +75,9 @@ def compute_corpus_statistics(
         _scripts(corpus.tokenizer, counts),
         tuple(
             _packing_statistics(corpus, sampled, shards, max_seq_length)
-            for max_seq_length in max_seq_lengths
+            for max_seq_length in dict.fromkeys(
+                max(length, corpus.max_pair_length) for length in max_seq_lengths
+            )
         ),
         tuple(_sample_texts(corpus.tokenizer, shards[0])),
     )

@@ -127,6 +127,15 @@ def draw_pairs(
     return Pairs(*np.array(drawn, np.int64).reshape(-1, len(dataclasses.fields(Pairs))).T)
 
 
+def stored_pairs(sections: Sections, section_ids: np.ndarray) -> Pairs:
+    """Return the pairs of a corpus of pairs; arguments as of `draw_pairs`."""
+    first, shard = sections.bounds[section_ids], sections.shard
+    start, middle, end = (shard.sentences[first + i] for i in range(3))
+    # The second text is random where it begins a document of its own.
+    document_end = shard.documents[sections.documents[section_ids] + 1]
+    return Pairs(start, middle - start, middle, end - middle, (document_end == first + 1) + 0)
+
+
 def _draw_document_pairs(
     shard: Shard,
     document: int,

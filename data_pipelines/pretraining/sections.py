@@ -10,11 +10,15 @@ from data_pipelines.corpus.shards import Shard
 
 @dataclasses.dataclass(frozen=True)
 class Sections:
-    """The sections of a shard. A section is a run of consecutive sentences of one document."""
+    """The sections of a shard. A section is a run of consecutive sentences of one document.
+
+    In a corpus of pairs it is a pair: two sentences, of two documents if the second is random.
+    """
 
     shard: Shard
     bounds: np.ndarray  # int64 [U+1]: section u has sentences bounds[u] .. bounds[u+1] - 1
     documents: np.ndarray  # int64 [U]: document of each section
+    are_pairs: bool = False
 
     @classmethod
     def from_shard(cls, shard: Shard, max_tokens: int) -> "Sections":
@@ -25,6 +29,13 @@ class Sections:
         cut_sentences = np.searchsorted(shard.sentences, np.concatenate([begins[:0], *cuts]))
         bounds = np.union1d(shard.documents, cut_sentences)
         return cls(shard, bounds, np.searchsorted(shard.documents, bounds[:-1], "right") - 1)
+
+    @classmethod
+    def of_pairs(cls, shard: Shard) -> "Sections":
+        """Return the pairs of a shard of a corpus of pairs."""
+        bounds = np.arange(0, len(shard.sentences), 2)
+        documents = np.searchsorted(shard.documents, bounds[:-1], "right") - 1
+        return cls(shard, bounds, documents, are_pairs=True)
 
     def __len__(self) -> int:
         return len(self.documents)

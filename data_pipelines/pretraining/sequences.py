@@ -17,7 +17,7 @@ import numpy as np
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.options import CLM_OBJECTIVES, PretrainingOptions
 from data_pipelines.pretraining.packing import pack, write_pairs
-from data_pipelines.pretraining.pairs import Pairs, draw_pairs
+from data_pipelines.pretraining.pairs import Pairs, draw_pairs, stored_pairs
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -67,7 +67,10 @@ def draw_sequences(
     def draw(section_ids: np.ndarray) -> tuple[Pairs, np.ndarray]:
         next_sentence = options.objective == "mlm_nsp"
         length, short = options.max_seq_length, options.short_seq_prob
-        pairs = draw_pairs(sections, section_ids, length, short, rng, next_sentence)
+        if sections.are_pairs:
+            pairs = stored_pairs(sections, section_ids)
+        else:
+            pairs = draw_pairs(sections, section_ids, length, short, rng, next_sentence)
         if not options.packing:
             return pairs, np.arange(len(pairs))
         counts = _prediction_counts(pairs, options)
