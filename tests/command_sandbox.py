@@ -21,6 +21,7 @@ from processes import run
 from random_models import draw_model
 from test_glue import PUBLISHED
 from test_xnli import write_archives
+from tf1_files import write_output
 from wikipedia_dumps import make_pages, to_multistream
 
 from bertjax.formats import huggingface
@@ -134,6 +135,7 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
     _write_glue(sandbox / "GLUE")
     write_archives(sandbox / "XNLI")
     tokenizer = toy_tasks.TOKENIZER
+    write_output(sandbox / "bert_output", tokenizer, [0, 1000])
     models = {"models/base": 2, "downloads/bert-base-uncased": 2, "models/minilm": 4}
     for path, num_layers in models.items():
         (sandbox / path).mkdir(parents=True)

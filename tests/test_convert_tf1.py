@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, assert_same, draw, write_hf
+from tf1_files import read_checkpoint, write_checkpoint
 
 from bertjax.formats import tf1
 from bertjax.formats.detection import find_format
@@ -60,16 +61,7 @@ def original_variables() -> dict[str, tuple[int, ...]]:
 
 def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -> pathlib.Path:
     path.mkdir(exist_ok=True)
-    names = list(variables)
-    arrays = [variables[each] for each in names]
-    import tensorflow as tf  # seconds, which only the few tests of this format need
-
-    tf.raw_ops.SaveV2(
-        prefix=str(path / name),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=arrays,
-    )
+    write_checkpoint(path / name, variables)
     config = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
     config |= {"num_attention_heads": 1, "intermediate_size": 4 * HIDDEN, "hidden_act": "gelu"}
     config |= {"max_position_embeddings": 32, "type_vocab_size": 2}
@@ -167,26 +159,15 @@ def test_tf1_write_names_the_activation_as_transformers(hidden_act: str, tmp_pat
 
 
 def test_read_names_tf2_and_removes_a_scope(tmp_path) -> None:
-    import tensorflow as tf
-
     path = tmp_path / "tf1"
     path.mkdir()
     model = draw("pooler")
     tf1.write(model, path)
-    reader = tf.train.load_checkpoint(str(path / "bert_model.ckpt"))
-    arrays = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-
-    def save(names: dict) -> None:
-        tf.raw_ops.SaveV2(
-            prefix=str(path / "bert_model.ckpt"),
-            tensor_names=[*names],
-            shape_and_slices=[""] * len(names),
-            tensors=[*names.values()],
-        )
-
-    save({f"module/{name}": array for name, array in arrays.items()})
+    prefix = path / "bert_model.ckpt"
+    arrays = read_checkpoint(prefix)
+    write_checkpoint(prefix, {f"module/{name}": array for name, array in arrays.items()})
     (path / "bert_config.json").rename(path / "config.json")
     assert_same(read_model(path), model)
-    save(arrays | {"_CHECKPOINTABLE_OBJECT_GRAPH": b""})
+    write_checkpoint(prefix, arrays | {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array(b"")})
     with pytest.raises(InputError, match=r"a TF2 \(Keras\) checkpoint: .* Give the TF1 checkpoint"):
         read_model(path)

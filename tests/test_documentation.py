@@ -114,7 +114,7 @@ def test_readme_links_exist() -> None:
 
 def test_coming_from_lists_every_field_and_class() -> None:
     page = (ROOT / "docs" / "coming-from.md").read_text()
-    for field in huggingface._FIELDS:
+    for field in huggingface.FIELDS:
         assert f"`{field}`" in page
     for head in HEADS.values():
         if head.module.__module__.partition(".")[0] != "bertjax":  # registered by another test

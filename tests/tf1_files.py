@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from random_models import draw_model
+
+from bertjax.formats.huggingface import bert_config_dict
+from bertjax.model.bert_config import BertConfig
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 MAX_PREDICTIONS = 5
 
@@ -85,20 +91,54 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> pathlib.Path:
     return path
 
 
-def write_checkpoint(
-    directory: pathlib.Path, name: str, variables: Mapping[str, np.ndarray], config: Mapping
-) -> None:
-    """Write a checkpoint and bert_config.json."""
+def write_checkpoint(prefix: pathlib.Path, variables: Mapping[str, np.ndarray]) -> None:
+    """Write a checkpoint."""
     import tensorflow as tf
 
-    directory.mkdir(exist_ok=True)
     tf.raw_ops.SaveV2(
-        prefix=str(directory / name),
+        prefix=str(prefix),
         tensor_names=[*variables],
         shape_and_slices=[""] * len(variables),
         tensors=[*variables.values()],
     )
-    (directory / "bert_config.json").write_text(json.dumps(dict(config)))
+
+
+def write_output(
+    directory: pathlib.Path, tokenizer: WordPieceTokenizer, steps: Sequence[int], count: int = 200
+) -> dict[int, dict[str, np.ndarray]]:
+    """Write vocabulary, examples of 32 tokens and the checkpoints of run_pretraining.py.
+
+    Returns:
+      The variables of the model by step.
+    """
+    directory.mkdir()
+    (directory / "vocab.txt").write_text("\n".join(tokenizer.tokens) + "\n")
+    config = BertConfig(len(tokenizer.tokens), 2, 64, 2, max_position_embeddings=64)
+    (directory / "bert_config.json").write_text(json.dumps(bert_config_dict(config)))
+    model = draw_model(config, tokenizer, "pooler", "mlm", "nsp").named_arrays("tf1")
+    variables = {}
+    for step in steps:
+        variables[step] = {name: array + step / 1e6 for name, array in model.items()}
+        slots = {
+            f"{n}/{slot}": array for n, array in model.items() for slot in ("adam_m", "adam_v")
+        }
+        content = variables[step] | slots | {"global_step": np.array(step, np.int64)}
+        write_checkpoint(directory / f"model.ckpt-{step}", content)
+    names = [f'"model.ckpt-{step}"' for step in steps]
+    lines = [
+        f"model_checkpoint_path: {names[-1]}",
+        *(f"all_model_checkpoint_paths: {n}" for n in names),
+    ]
+    (directory / "checkpoint").write_text("\n".join(lines) + "\n")
+    rng = np.random.default_rng(0)
+    special = {token: tokenizer.tokens.index(token) for token in SPECIAL_TOKENS}
+    records = [
+        serialize(masked_features(pair, special, len(tokenizer.tokens), 32, rng))
+        for pair in draw_pairs(count, tokenizer.text_token_ids, 29, rng)
+    ]
+    for part, name in enumerate(("a.tfrecord", "b.tfrecord")):
+        write_records(directory / name, records[part::2])
+    return variables
 
 
 def read_checkpoint(prefix: pathlib.Path) -> dict[str, np.ndarray]:

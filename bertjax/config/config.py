@@ -129,8 +129,8 @@ class Config:
     )
     init: str = field(
         "",
-        "a run, a checkpoint, or a directory of Hugging Face or TF1 to initialize parameters from; "
-        '"" for random ones',
+        "a run, a checkpoint, also the prefix of one of TF1, or a directory of Hugging Face or TF1 "
+        'to initialize parameters from; "" for random ones',
     )
     init_layers: str = field(
         "",

@@ -25,8 +25,8 @@ class DistillConfig:
 
     teacher: str = field(
         "",
-        "a run, a checkpoint, or a directory of Hugging Face or TF1, whose outputs the model "
-        'learns; "" for none',
+        "a run, a checkpoint, also the prefix of one of TF1, or a directory of Hugging Face or "
+        'TF1, whose outputs the model learns; "" for none',
     )
     logits: str = field(
         "",
