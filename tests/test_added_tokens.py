@@ -1,5 +1,6 @@
 """Added tokens stay whole: in texts of any kind, in bulk, in other files, and in an export."""
 
+import io
 import json
 import logging
 import pathlib
@@ -7,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as CompiledTokenizer
@@ -16,6 +18,7 @@ from bertjax.formats.tokenizer_json import to_tokenizer_json
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.added_tokens import AddedToken
+from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import describe_difference, load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -186,3 +189,31 @@ def test_describe_difference_names_the_first() -> None:
     ours, theirs = (WordPieceTokenizer(tokens, cased=False, **x) for x in ({}, added))
     assert describe_difference(ours, theirs) == "it lacks the added token @GENE$ (normalized)"
     assert "tokens, not" in describe_difference(ours, TOKENIZERS[True])
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def with_symbols(request) -> SentencePieceTokenizer:
+    """A model trained elsewhere, with user-defined symbols."""
+    lines = ["the cabbage added a faded decade", "a bad egg fed a deaf cab", "facade gab"] * 20
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=40, hard_vocab_limit=False,
+        model_type=request.param,
+        **{f"{name}_id": i for i, name in enumerate(("pad", "unk", "bos", "eos"))},
+        pad_piece="[PAD]", unk_piece="[UNK]", bos_piece="[CLS]", eos_piece="[SEP]",
+        control_symbols=["[MASK]"], user_defined_symbols=["@GENE$", "@GENE$a", "ad"],
+        minloglevel=2,
+    )  # fmt: skip
+    return SentencePieceTokenizer(model.getvalue())
+
+
+SYMBOLS = st.sampled_from(["@GENE$", "@GENE$a", "ad", "@", "$", "fad", "a", "b", " ", "deca", "e"])
+
+
+@given(st.lists(SYMBOLS, max_size=8).map("".join))
+def test_user_defined_symbols_of_sentencepiece_are_exported(with_symbols, text: str) -> None:
+    compiled = CompiledTokenizer.from_str(to_tokenizer_json(with_symbols))
+    ids = with_symbols.encode(text)
+    assert compiled.encode(text, add_special_tokens=False).ids == ids
+    if "@GENE$" in text:
+        assert "@GENE$" in "".join(with_symbols.tokens[i] for i in ids if i != with_symbols.unk_id)

@@ -1,5 +1,6 @@
 """Tokenizers as tokenizer.json, the format of Hugging Face's `tokenizers`."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,10 +68,15 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(tokenizer.model)
     scores = {piece.piece: piece.score for piece in proto.pieces}
-    if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
+    symbols = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
+    is_bpe = proto.trainer_spec.model_type == proto.trainer_spec.BPE
+    if is_bpe:
         index = {token: i for i, token in enumerate(tokenizer.tokens)}
         merges = list(_merges(scores))
-        model: models.Model = models.BPE(index, merges, unk_token="[UNK]", fuse_unk=True)
+        # No merge makes a user-defined symbol: it is looked up in the vocabulary.
+        model: models.Model = models.BPE(
+            index, merges, unk_token="[UNK]", fuse_unk=True, ignore_merges=bool(symbols)
+        )
     else:
         model = models.Unigram(list(scores.items()), tokenizer.unk_id)
     compiled, spec = CompiledTokenizer(model), proto.normalizer_spec
@@ -81,7 +87,13 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
     compiled.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spec.add_dummy_prefix else "never"
-    compiled.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)
+    split: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)
+    if symbols and is_bpe:
+        pattern = "|".join(map(re.escape, sorted(symbols, key=len, reverse=True)))
+        split = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.Split(Regex(pattern), behavior="isolated")]
+        )
+    compiled.pre_tokenizer = split
     compiled.decoder = decoders.Metaspace(METASPACE, prepend_scheme=scheme)
     return compiled
 
