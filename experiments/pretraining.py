@@ -141,7 +141,8 @@ def get_config(
 
 def _shrink_for_smoke(config: dict, model: str, init: str) -> dict:
     shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
-    shape |= {"intermediate_size": None}
+    if "intermediate_size" in config["model"]:
+        shape["intermediate_size"] = 256
     optimizer = {"learning_rate": 1e-3, "warmup": "10%", "decay_steps": 0}
     predictions = config["data"].get("max_predictions_per_seq")
     data = {"max_predictions_per_seq": predictions // 4} if predictions else {}

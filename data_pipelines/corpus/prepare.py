@@ -108,13 +108,13 @@ def prepare(
         if spool.position != Position():
             log.info("resume after %s", progress_bar)
         positions: deque[Position] = deque()
-        batches: Iterator[list[Any]]
-        if are_pairs:
-            batches = tf_examples.record_batches(sources, spool.position, positions)
-            make_encoder = functools.partial(tf_examples.make_encoder, tokenizer)
-        else:
-            batches = _batches(sources, read_options, tokenizer, spool.position, positions, workers)
-            make_encoder = functools.partial(_make_encoder, tokenizer, filters)
+        start = spool.position
+        batches: Iterator[list[Any]] = (
+            tf_examples.record_batches(sources, start, positions)
+            if are_pairs
+            else _batches(sources, read_options, tokenizer, start, positions, workers)
+        )
+        make_encoder = functools.partial(_make_encoder, tokenizer, filters, are_pairs)
         try:
             for index, payload in ordered_map(make_encoder, batches, workers):
                 progress_bar.add(index)
@@ -206,8 +206,10 @@ def _batches(
 
 
 def _make_encoder(
-    tokenizer: Tokenizer, filters: Filters
-) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
+    tokenizer: Tokenizer, filters: Filters, are_pairs: bool
+) -> Callable[[list[Any]], tuple[np.ndarray, bytes]]:
+    if are_pairs:
+        return tf_examples.make_encoder(tokenizer)
     encoder = BulkEncoder(tokenizer)
     return lambda documents: encode_documents(documents, encoder, filters)
 
