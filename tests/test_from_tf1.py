@@ -58,6 +58,9 @@ def test_training_continues_from_a_step_and_is_written_back(directory: pathlib.P
     assert all(array.shape == original[name].shape for name, array in variables.items())
     changes = [np.abs(array - original[name]).mean() for name, array in variables.items()]
     assert min(changes) > 0 and max(changes) < 0.1
+    prefix = "bert_output/model.ckpt-2000"
+    predicted = bertjax(directory, "predict", "--checkpoint", prefix, "--text", "ba [MASK]")
+    assert "token_str" in predicted.stdout
     written, given = (directory / name / "vocab.txt" for name in ("more_output", "bert_output"))
     assert written.read_bytes() == given.read_bytes()
     assert read_model(directory / "more_output").params.keys() == {

@@ -34,6 +34,16 @@ def labeled(*labels: object, columns: TableColumns = CLASS) -> SequenceClassific
     return read([{"text": f"text {i}", "label": label} for i, label in enumerate(labels)], columns)
 
 
+def test_columns_without_a_header_may_be_named_by_numbers(tmp_path) -> None:
+    path = tmp_path / "train.tsv"  # the columns of CoLA
+    path.write_text("gj04\t1\t\tOne sang.\ngj04\t0\t*\tSang one.\n")
+    names = split_column_names("1+2+3+4")
+    data = dataset_from_rows(
+        "t", read_table(path, columns=names), TableColumns(("4",), label="2"), True
+    )
+    assert (data.texts, data.values) == (["One sang.", "Sang one."], ["1", "0"])
+
+
 def test_from_rows_joins_columns_of_a_text() -> None:
     columns = TableColumns(
         split_column_names("title+body"), split_column_names("answer"), "label", "id"

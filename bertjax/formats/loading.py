@@ -170,6 +170,6 @@ def _check_model(model: NumpyModel, path: epath.Path) -> None:
         )
     if tokens > model.config.vocab_size:
         raise InputError(
-            f"{path}: the vocabulary has {tokens:,} tokens and the model "
+            f"{path}: the vocabulary has {tokens:,} tokens, added ones included, and the model "
             f"{model.config.vocab_size:,}. Give the vocabulary of this model."
         )

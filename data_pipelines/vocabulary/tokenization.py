@@ -83,7 +83,7 @@ class Tokenizer(Protocol):
         """Return readable text; special tokens appear by name."""
 
     def fingerprint(self) -> str:
-        """Return a hex digest of everything that determines the result of `encode`."""
+        """Return a hex digest of the vocabulary; see `describe_difference`."""
 
     def save(self, directory: epath.PathLike) -> None:
         """Write the files from which `load_tokenizer` restores this tokenizer."""
