@@ -8,6 +8,7 @@ import pytest
 import toy_tasks
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import Command
 
 from bertjax.cli.sweep import SAMPLERS
 from bertjax.config.config import Config, OptimizerSection
@@ -163,3 +164,27 @@ def test_search_trains_its_points_and_resumes(toys, tmp_path) -> None:
     other = dataclasses.replace(base, tensorboard="examples")
     with pytest.raises(InputError, match="tensorboard="):
         sweep(search(1), other, tmp_path / "other")
+
+
+@pytest.mark.minutes
+def test_search_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None:
+    fields = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
+    fields["optimizer.warmup"] = 2
+    command = ["sweep", *toy_tasks.arguments("single_label", toys, **fields), "--search", "tpe"]
+    command += ["--range", "optimizer.learning_rate=1e-4..1e-2:log", "--trials", "3"]
+    command += ["--seeds", "8"]
+    for seen in ("step 4/8", "8 of 24 runs done"):
+        process = Command(*command, "--workdir", tmp_path / "killed")
+        for line in process.stderr:
+            if seen in line:
+                break
+        process.kill()
+        process.wait()
+    for name in ("killed", "undisturbed"):
+        process = Command(*command, "--workdir", tmp_path / name)
+        _, error = process.communicate()
+        assert process.poll() == 0, error
+    killed, undisturbed = (
+        (tmp_path / name / "sweep.json").read_bytes() for name in ("killed", "undisturbed")
+    )
+    assert killed == undisturbed
