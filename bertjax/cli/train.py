@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report-to",
         metavar="TRACKER",
-        help="tracker that also receives the metrics: wandb, or MODULE:FUNCTION, which is called "
-        "with configuration and workdir (none)",
+        help="tracker that also receives the metrics: wandb, mlflow, or MODULE:FUNCTION, which is "
+        "called with configuration and workdir (none)",
     )
 
 

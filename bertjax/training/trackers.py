@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -16,12 +17,15 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.config.user_functions import import_function
 from bertjax.training.metrics_file import Metrics
+from bertjax.workdir.workdir import flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 
-WANDB = "wandb"
+WANDB, MLFLOW = "wandb", "mlflow"
 WANDB_ID_FILE = "wandb.json"  # in a workdir: the id of its run at Weights & Biases
+MLFLOW_ID_FILE = "mlflow.json"  # in a workdir: the id of its run at MLflow
+_MLFLOW_BATCH = 100  # parameters that MLflow takes at once
 
 MetricsCallback = Callable[[dict[str, Any]], object]  # takes a line as `read_metrics` returns it
 
@@ -61,7 +65,7 @@ class WandbTracker:
     """Logs to a Weights & Biases run with the name of the workdir; a resumed run continues it."""
 
     def __init__(self, config: Config, workdir: epath.Path) -> None:
-        self._wandb = _import_wandb()
+        self._wandb = _import_library(WANDB)
         self._config, self._workdir, self._run = config, workdir, cast(Any, None)
         offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled")
         if not offline and not self._wandb.login(prompt=False):
@@ -94,12 +98,62 @@ class WandbTracker:
         )
 
 
+class MlflowTracker:
+    """Logs to an MLflow run with the name of the workdir; a resumed run continues it.
+
+    The environment variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME name the server and the
+    experiment, "bertjax" by default.
+    """
+
+    def __init__(self, config: Config, workdir: epath.Path) -> None:
+        self._mlflow = _import_library(MLFLOW)
+        self._config, self._workdir = config, workdir
+        self._client, self._run_id = cast(Any, None), ""
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
+        if not self._run_id:
+            self._client = self._mlflow.MlflowClient()
+            self._run_id = self._open()
+        now, entity = int(time.time() * 1000), self._mlflow.entities.Metric
+        known = [
+            entity(f"{split}/{name}", float(value), now, step)
+            for name, value in metrics.items()
+            if value is not None
+        ]
+        self._client.log_batch(self._run_id, metrics=known)
+
+    def close(self) -> None:
+        """Finish the run at MLflow."""
+        if self._run_id:
+            self._client.set_terminated(self._run_id)
+
+    def _open(self) -> str:
+        record, client = self._workdir / MLFLOW_ID_FILE, self._client
+        if record.exists():
+            content = read_json_object(record, {"id": str}, "Use another --workdir.")
+            client.update_run(content["id"], "RUNNING")
+            return str(content["id"])
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "bertjax")
+        experiment = client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else client.create_experiment(name)
+        run_id: str = client.create_run(number, run_name=self._workdir.name).info.run_id
+        params = [
+            self._mlflow.entities.Param(field, str(value))
+            for field, value in flatten_config(self._config).items()
+        ]
+        for first in range(0, len(params), _MLFLOW_BATCH):
+            client.log_batch(run_id, params=params[first : first + _MLFLOW_BATCH])
+        atomic_write_text(record, json.dumps({"id": run_id}))
+        return run_id
+
+
 def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> Tracker:
     """Return the tracker of `--report-to`.
 
     Args:
-      name: "wandb", or MODULE:FUNCTION. The function takes the configuration and the workdir, and
-        returns a function that takes each line of metrics.jsonl as a dictionary.
+      name: "wandb", "mlflow", or MODULE:FUNCTION. The function takes the configuration and the
+        workdir, and returns a function that takes each line of metrics.jsonl as a dictionary.
       config: configuration of the run.
       workdir: directory of the run.
 
@@ -108,18 +162,22 @@ def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> Tracker:
     """
     if name == WANDB:
         return WandbTracker(config, epath.Path(workdir))
+    if name == MLFLOW:
+        return MlflowTracker(config, epath.Path(workdir))
     if ":" not in name:
-        raise InputError(f"--report-to={name}: unknown tracker. Use {WANDB} or MODULE:FUNCTION.")
+        raise InputError(
+            f"--report-to={name}: unknown tracker. Use {WANDB}, {MLFLOW} or MODULE:FUNCTION."
+        )
     factory: Callable[[Config, str], MetricsCallback] = import_function("--report-to", name)
     return CallbackTracker(lambda: factory(config, os.fspath(workdir)))
 
 
-def _import_wandb() -> Any:
+def _import_library(name: str) -> Any:
     try:
-        return importlib.import_module(WANDB)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != WANDB:
+        if error.name != name:
             raise  # missing import inside the module
         raise InputError(
-            f"--report-to={WANDB}: there is no module {WANDB}. Run `pip install 'bertjax[wandb]'`."
+            f"--report-to={name}: there is no module {name}. Run `pip install 'bertjax[{name}]'`."
         ) from None
