@@ -137,7 +137,7 @@ def test_encode_questions_truncates_the_longer_text(
     data = MultipleChoiceDataset(
         "it", [MultipleChoiceQuestion("here", texts[0], tuple(texts[1:]), 1)]
     )
-    examples, num_truncated = encode_questions(data, TOKENIZER, max_choice_length, 64, 8)
+    examples, truncated = encode_questions(data, TOKENIZER, max_choice_length, 64, 8)
     room = min(max_choice_length, 64 // count) - 3
     first, second = truncated_pair_lengths(context, choice, room)
     rows = np.split(examples.ids, examples.starts[1:])
@@ -149,7 +149,7 @@ def test_encode_questions_truncates_the_longer_text(
     assert examples.targets["choice_labels"].values.tolist() == [0, 1] + [0] * (count - 2)
     assert examples.targets["choice_labels"].weights.tolist() == [1] * count
     assert examples.group_sizes.tolist() == [count] and len(examples) == 1
-    assert num_truncated == (count if context + choice > room else 0)
+    assert truncated == [0] * (count if context + choice > room else 0)
     assert examples.sizes.sum() <= 64
 
 

@@ -69,7 +69,7 @@ def test_make_windows_joins_question_and_passage_part(words: list[str], text: st
         prefix = [TOKENIZER.cls_id, *query[: OPTIONS.max_query_length], TOKENIZER.sep_id]
         assert ids.tolist() == [*prefix, *passage_ids[first : first + part], TOKENIZER.sep_id]
         assert len(ids) <= OPTIONS.max_seq_length
-    assert windows.num_truncated == (len(query) > OPTIONS.max_query_length)
+    assert len(windows.truncated) == (len(query) > OPTIONS.max_query_length)
 
 
 def test_make_windows_targets_are_answer_tokens_or_cls() -> None:

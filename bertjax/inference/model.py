@@ -142,12 +142,13 @@ class Model:
         limit = self.config.max_position_embeddings
         dataset = SequenceClassificationDataset("", [], first, second)
         encode = functools.partial(encode_with_masks, self.tokenizer)
-        examples, _, num_truncated = encode_texts(dataset, self.tokenizer, limit, "head", encode)
-        if num_truncated:
+        encoded = encode_texts(dataset, self.tokenizer, limit, "head", encode)
+        if encoded.truncated:
             raise InputError(
-                f"{num_truncated} of {len(first)} texts have more than the {limit} tokens that the "
-                "model takes. Shorten them."
+                f"{encoded.num_truncated} of {len(first)} texts have more than the {limit} tokens "
+                "that the model takes. Shorten them."
             )
+        examples = encoded.examples
         length = bucket_size(examples.lengths.max(), _MIN_SEQ_LENGTH, limit)
         positions = np.arange(length)
         is_token = positions < examples.lengths[:, None]

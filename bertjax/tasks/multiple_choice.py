@@ -27,6 +27,7 @@ from bertjax.tasks.pipeline import (
     pair_arguments,
     round_scores,
     text_block,
+    truncation_mark,
 )
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification import report
@@ -112,7 +113,8 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
     ) -> Iterator[dict[str, Any]]:
         """Yield the most probable choice of each question."""
         predictions = context.predictions(outputs)
-        for question, scores in zip(context.data.questions, predictions, strict=True):
+        pairs = zip(context.data.questions, predictions, strict=True)
+        for number, (question, scores) in enumerate(pairs):
             label = int(scores.argmax())
             answer: dict[str, Any] = {
                 "context": question.context,
@@ -122,7 +124,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
             }
             if return_all_scores:
                 answer["scores"] = round_scores(scores)
-            yield answer
+            yield answer | truncation_mark(number in context.truncated)
 
     def sample_input(self, text: str = "", word: str = "") -> Content:
         """Return a context with two choices."""
@@ -171,7 +173,7 @@ class MultipleChoiceTask(FinetuningTask):
 
     def encode(self, name: str, data: MultipleChoiceDataset) -> Examples:
         """Return the choices of the questions."""
-        return encode(name, data, self.tokenizer, self.objective)
+        return encode(name, data, self.tokenizer, self.objective)[0]
 
     def make_eval_set(
         self, name: str, data: MultipleChoiceDataset, *packing: Any
@@ -219,7 +221,8 @@ class MultipleChoiceEvalSet(PackedEvalSet):
         *packing: Any,
     ) -> None:
         self.name, self.data = name, data
-        examples = encode(name, data, tokenizer, objective)
+        examples, truncated = encode(name, data, tokenizer, objective)
+        self.truncated = frozenset(truncated)  # indices of the questions that lost tokens
         super().__init__(examples, objective.sequence_shape, *packing)
 
     def predictions(self, outputs: Iterable[Outputs]) -> list[np.ndarray]:
@@ -267,18 +270,18 @@ def _to_table_row(item: PredictInput) -> TableRow:
 
 def encode(
     name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, objective: MultipleChoiceObjective
-) -> Examples:
-    """Return the choices of questions as examples; log how many were truncated."""
+) -> tuple[Examples, list[int]]:
+    """Return what `encode_questions` does; log how many choices were truncated."""
     shape, max_length = objective.sequence_shape, objective.config.data["max_choice_length"]
-    examples, num_truncated = encode_questions(data, tokenizer, max_length, *shape[:2])
-    if num_truncated:
+    examples, truncated = encode_questions(data, tokenizer, max_length, *shape[:2])
+    if truncated:
         _log.warning(
             "%s: truncated %d of %d choices, which with their context are longer than "
             "data.max_choice_length=%d or their share of max_seq_length=%d.",
             name,
-            num_truncated,
+            len(truncated),
             len(examples.lengths),
             max_length,
             shape.tokens,
         )
-    return examples
+    return examples, truncated

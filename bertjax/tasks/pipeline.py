@@ -168,6 +168,8 @@ class Pipeline(abc.ABC, Generic[Context]):
     ) -> Iterator[dict[str, Any]]:
         """Return the answer to each input, in order, as plain JSON values.
 
+        The answer to an input that lost tokens has `truncation_mark`.
+
         Args:
           context: second result of `preprocess`.
           outputs: outputs of the objective's `apply`, batch by batch.
@@ -297,6 +299,11 @@ def option_fields(options: object, names: Iterable[str]) -> list[FormField]:
         FormField(name, name.replace("_", " ").capitalize(), str(getattr(options, name)), 1)
         for name in names
     ]
+
+
+def truncation_mark(is_truncated: bool) -> dict[str, Any]:
+    """Return what the answer to an input says that lost tokens, because it was too long."""
+    return {"truncated": True} if is_truncated else {}
 
 
 def round_scores(scores: np.ndarray) -> list[float]:

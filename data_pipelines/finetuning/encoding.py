@@ -23,12 +23,17 @@ class EncodedTexts(NamedTuple):
     Attributes:
       examples: one example for each text, or for each window of a text; without targets.
       text_indices: int64 [E], index of each example's text, ascending.
-      num_truncated: texts that lost tokens.
+      truncated: indices of the texts that lost tokens, ascending.
     """
 
     examples: Examples
     text_indices: np.ndarray
-    num_truncated: int
+    truncated: list[int]
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of texts that lost tokens."""
+        return len(self.truncated)
 
     def with_target(self, name: str, target: Target) -> Examples:
         """Return the examples with a target of the texts; windows share their text's weight."""
@@ -70,12 +75,13 @@ def encode_texts(
     rows: list[list[int]] = []
     prefix_lengths: list[int] = []
     text_indices: list[int] = []
-    num_truncated = 0
+    truncated: list[int] = []
     for number, text in enumerate(data.texts):
         first = encode(text)
         second = None if data.text_pairs is None else encode(data.text_pairs[number])
         is_too_long = len(first) + len(second or ()) > room
-        num_truncated += is_too_long and truncation != "windows"
+        if is_too_long and truncation != "windows":
+            truncated.append(number)
         suffix: list[int] = []
         if second is not None:
             lengths = truncated_pair_lengths(len(first), len(second), room)
@@ -96,7 +102,7 @@ def encode_texts(
             rows.append(prefix + suffix)
             text_indices.append(number)
     examples = Examples.from_rows(rows, prefix_lengths, {})
-    return EncodedTexts(examples, np.array(text_indices, np.int64), num_truncated)
+    return EncodedTexts(examples, np.array(text_indices, np.int64), truncated)
 
 
 def check_truncation(truncation: str, has_pairs: bool) -> None:

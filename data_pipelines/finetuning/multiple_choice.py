@@ -196,7 +196,7 @@ def encode_questions(
     max_choice_length: int,
     max_seq_length: int,
     max_choices: int,
-) -> tuple[Examples, int]:
+) -> tuple[Examples, list[int]]:
     """Return questions as groups of examples [CLS] context [SEP] choice [SEP].
 
     Args:
@@ -208,8 +208,8 @@ def encode_questions(
       max_choices: maximal choices of a question.
 
     Returns:
-      The examples, one for each choice, grouped by question, and the number of those that lost
-      tokens. Target "choice_labels" is 1 for the right choice.
+      The examples, one for each choice, grouped by question, and the index of the question of each
+      example that lost tokens. Target "choice_labels" is 1 for the right choice.
 
     Raises:
       InputError: a question has too many choices for a sequence.
@@ -218,8 +218,8 @@ def encode_questions(
     prefix_lengths: list[int] = []
     labels: list[int] = []
     weights: list[int] = []
-    num_truncated = 0
-    for question in data.questions:
+    truncated: list[int] = []
+    for index, question in enumerate(data.questions):
         count = len(question.choices)
         room = min(max_choice_length, max_seq_length // count) - 3
         if count > max_choices or room < 2:
@@ -230,7 +230,8 @@ def encode_questions(
         context = tokenizer.encode(question.context)
         for number, choice in enumerate(question.choices):
             choice_ids = tokenizer.encode(choice)
-            num_truncated += len(context) + len(choice_ids) > room
+            if len(context) + len(choice_ids) > room:
+                truncated.append(index)
             first, second = truncated_pair_lengths(len(context), len(choice_ids), room)
             prefix = [tokenizer.cls_id, *context[:first], tokenizer.sep_id]
             rows.append([*prefix, *choice_ids[:second], tokenizer.sep_id])
@@ -240,7 +241,7 @@ def encode_questions(
     target = Target("example", np.array(labels, np.int32), np.array(weights, np.float32))
     group_sizes = np.array([len(question.choices) for question in data.questions], np.int64)
     examples = Examples.from_rows(rows, prefix_lengths, {"choice_labels": target}, group_sizes)
-    return examples, num_truncated
+    return examples, truncated
 
 
 def group_by_question(data: MultipleChoiceDataset, values: np.ndarray) -> list[np.ndarray]:

@@ -21,6 +21,7 @@ from bertjax.tasks.pipeline import (
     option_fields,
     parse_text_lines,
     text_block,
+    truncation_mark,
 )
 from data_pipelines.errors import InputError
 
@@ -34,11 +35,13 @@ class Context(NamedTuple):
       texts: their texts.
       sources: their token ids in batches.
       decoding: constants of their program.
+      truncated: whether each text lost tokens.
     """
 
     texts: list[str]
     sources: SourceBatches
     decoding: Decoding
+    truncated: list[bool]
 
 
 class TextGenerationPipeline(Pipeline[Context]):
@@ -80,16 +83,17 @@ class TextGenerationPipeline(Pipeline[Context]):
         """Return the batches of inputs with the same options."""
         options = input_options(inputs[0], self.objective.decoding_options)
         texts = [self.text_of(item) for item in inputs]
-        ids = [
-            np.array(self.encode_prompt(item.location, text), np.int32)
+        prompts = [
+            self.encode_prompt(item.location, text)
             for item, text in zip(inputs, texts, strict=True)
         ]
+        ids = [np.array(prompt, np.int32) for prompt, _ in prompts]
         positions = self.config.model.max_position_embeddings
         limits = [min(options.max_new_tokens, positions - len(source)) for source in ids]
         sources = SourceBatches(ids, limits, self.max_input_tokens, options)
         tokenizer = self.tokenizer
         decoding = sources.decoding(len(tokenizer.tokens), tokenizer.sep_id, tokenizer.mask_id)
-        return sources, Context(texts, sources, decoding)
+        return sources, Context(texts, sources, decoding, [lost for _, lost in prompts])
 
     def text_of(self, item: PredictInput) -> str:
         """Return the text of an input.
@@ -103,11 +107,11 @@ class TextGenerationPipeline(Pipeline[Context]):
             raise InputError(f"{item.location}: {_TEXT!r} is {text!r}. Give a text.")
         return text
 
-    def encode_prompt(self, location: str, text: str) -> list[int]:
-        """Return the token ids after which the model generates."""
+    def encode_prompt(self, location: str, text: str) -> tuple[list[int], bool]:
+        """Return the token ids after which the model generates, and whether the text lost some."""
         ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text)]
         check_num_tokens(location, len(ids), self.max_input_tokens - 1)
-        return ids
+        return ids, False
 
     def postprocess(
         self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
@@ -131,7 +135,8 @@ class TextGenerationPipeline(Pipeline[Context]):
                 ]
                 answer = {"text": context.texts[number], **sequences[0]}
                 del answer["score"]
-                answers[number] = answer | ({"sequences": sequences} if shows_all else {})
+                answer |= {"sequences": sequences} if shows_all else {}
+                answers[number] = answer | truncation_mark(context.truncated[number])
         return iter(answers)
 
     def predict(

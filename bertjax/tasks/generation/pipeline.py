@@ -32,10 +32,9 @@ class GenerationPipeline(TextGenerationPipeline):
             return super().text_of(item)
         return TableRow(item.location, dict(item.content)).text((column,))
 
-    def encode_prompt(self, location: str, text: str) -> list[int]:
-        """Return the token ids of a source, without its end if it is too long."""
-        ids, _ = encode_source(text, self.tokenizer, self.objective.max_source_length)
-        return ids
+    def encode_prompt(self, location: str, text: str) -> tuple[list[int], bool]:
+        """Return the token ids of a source, and whether it lost its end."""
+        return encode_source(text, self.tokenizer, self.objective.max_source_length)
 
     def sample_input(
         self, text: str = "Paris is the capital of France.", word: str = ""

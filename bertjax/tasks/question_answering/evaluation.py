@@ -56,6 +56,11 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
         self._has_null_regression = objective.has_null_regression
         super().__init__(self._windows, objective.sequence_shape, *packing)
 
+    @property
+    def truncated(self) -> Collection[int]:
+        """Indices of the questions that lost tokens; passages are split into windows."""
+        return self._windows.truncated
+
     def predictions(self, outputs: Iterable[Outputs]) -> Iterator[Prediction]:
         """Yield the prediction for each question."""
         logits = self.unpack_outputs(outputs, "question_answering_logits", "token")
@@ -149,11 +154,11 @@ def build_windows(
     windows = make_windows(
         data.questions, tokenizer, options, passages, [answer for answer, _ in located]
     )
-    if windows.num_truncated:
+    if windows.truncated:
         _log.warning(
             "%s: %d questions were truncated to data.max_query_length=%d tokens.",
             name,
-            windows.num_truncated,
+            len(windows.truncated),
             options.max_query_length,
         )
     return windows

@@ -15,6 +15,7 @@ from bertjax.tasks.pipeline import (
     PredictInput,
     pair_arguments,
     text_block,
+    truncation_mark,
 )
 from bertjax.tasks.question_answering.evaluation import THRESHOLD, QuestionAnsweringEvalSet
 from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
@@ -115,7 +116,8 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
                     "the checkpoint has no null_score_diff_threshold, because no evaluation on one "
                     "eval set preceded it. Questions have no answer if that scores highest (0)."
                 )
-        for prediction in context.predictions(outputs):
+        truncated = set(context.truncated)
+        for number, prediction in enumerate(context.predictions(outputs)):
             best = prediction.answer(threshold)
             answer = {
                 "id": prediction.question.id,
@@ -136,7 +138,7 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
                     }
                     for candidate in prediction.candidates
                 ]
-            yield answer
+            yield answer | truncation_mark(number in truncated)
 
     def sample_input(
         self, text: str = "Oslo lies in Norway.", word: str = "Where is Oslo?"

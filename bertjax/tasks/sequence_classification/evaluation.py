@@ -55,6 +55,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         self.name, self.data, self.labels = name, data, labels
         self._text_indices, self._gold = encoded.text_indices, target.values
         self._problem_type = objective.problem_type
+        self.truncated = frozenset(encoded.truncated)  # indices of the texts that lost tokens
         super().__init__(encoded.with_target("labels", target), objective.sequence_shape, *packing)
 
     @property
@@ -147,7 +148,7 @@ def encode_dataset(
 ) -> EncodedTexts:
     """Return the encoded texts of a data set; log how many were truncated."""
     encoded = encode_texts(data, tokenizer, config.max_seq_length, config.data["truncation"])
-    if encoded.num_truncated:
+    if encoded.truncated:
         _log.warning(
             "%s: %d of %d texts are truncated to max_seq_length=%d (truncation=%s).",
             name,

@@ -15,6 +15,7 @@ from bertjax.tasks.pipeline import (
     RunFunction,
     bar_block,
     text_block,
+    truncation_mark,
 )
 from bertjax.tasks.sequence_classification.data import columns_from_config
 from bertjax.tasks.sequence_classification.evaluation import (
@@ -90,8 +91,10 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         """Yield each text with its prediction."""
         texts, eval_set = context
         options = self.labels, self.objective.problem_type, return_all_scores
-        for columns, prediction in zip(texts, eval_set.predictions(outputs), strict=True):
-            yield columns | format_prediction(prediction, *options)
+        pairs = zip(texts, eval_set.predictions(outputs), strict=True)
+        for number, (columns, prediction) in enumerate(pairs):
+            mark = truncation_mark(number in eval_set.truncated)
+            yield columns | format_prediction(prediction, *options) | mark
 
     def predict_dataset(self, run: RunFunction, data: SequenceClassificationDataset) -> np.ndarray:
         """Return probabilities [N, C], or numbers [N], of texts without labels, float64."""

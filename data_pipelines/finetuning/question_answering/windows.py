@@ -68,12 +68,12 @@ class PassageWindows(Examples):
     Attributes:
       question_indices: int64 [W], index of the window's question.
       passage_starts: int64 [W], index in the passage of the window's first passage token.
-      num_truncated: questions that were longer than `max_query_length`.
+      truncated: indices of the questions that were longer than `max_query_length`, ascending.
     """
 
     question_indices: np.ndarray
     passage_starts: np.ndarray
-    num_truncated: int
+    truncated: list[int]
 
     @property
     def passage_lengths(self) -> np.ndarray:
@@ -114,11 +114,12 @@ def make_windows(
     """
     ids: list[np.ndarray] = []
     rows: list[tuple[int, ...]] = []
-    num_truncated = 0
+    truncated: list[int] = []
     sep = np.array([tokenizer.sep_id], np.int32)
     for number, question in enumerate(questions):
         query = tokenizer.encode(question.text)
-        num_truncated += len(query) > options.max_query_length
+        if len(query) > options.max_query_length:
+            truncated.append(number)
         query = query[: options.max_query_length]
         prefix = np.array([tokenizer.cls_id, *query, tokenizer.sep_id], np.int32)
         passage = passages[question.passage]
@@ -142,7 +143,7 @@ def make_windows(
         answer_position_target(table[:, 4:].astype(np.int32)),
         question_indices,
         starts,
-        num_truncated,
+        truncated,
     )
 
 
