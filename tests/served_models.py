@@ -7,7 +7,7 @@ import json
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from test_interface import ARGUMENTS, write_model
 
 import bertjax
 from bertjax.inference.predictor import Predictor
-from bertjax.serving.requests import Limits
+from bertjax.serving.batching import RequestBatcher
+from bertjax.serving.options import DEFAULT_MODEL, Limits
 from bertjax.serving.server import ModelServer, bind_socket
 
 LIMITS = Limits(
@@ -44,9 +45,25 @@ class Served:
     """A served model, and the same one in Python."""
 
     def __init__(self, path: Any, listener: socket.socket, limits: Limits = LIMITS) -> None:
-        self.model, self.predictor = bertjax.load(path), Predictor(path)
-        self.port = listener.getsockname()[1]
-        self.server = ModelServer(listener, self.predictor, limits)
+        self.model, self.port = bertjax.load(path), listener.getsockname()[1]
+        self.server = ModelServer(listener, {DEFAULT_MODEL: path}, limits)
+        try:
+            self.server.load()
+        except Exception:
+            self.server.close()
+            raise
+
+    @property
+    def predictor(self) -> Predictor:
+        version = self.server.models[DEFAULT_MODEL].version
+        assert version
+        return version.predictor
+
+    @property
+    def batches(self) -> RequestBatcher:
+        version = self.server.models[DEFAULT_MODEL].version
+        assert version
+        return version.batches
 
     def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         return send(self.port, method, path, body)
@@ -60,12 +77,20 @@ class Served:
 
 def send(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
     """Return the status and the content of a response."""
+    status, content, _ = exchange(port, method, path, body)
+    return status, content
+
+
+def exchange(
+    port: int, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, Any, Mapping[str, str]]:
+    """Return the status, the content and the headers of a response."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)) as line:
-        line.request(method, path, body)
+        line.request(method, path, body, {name.replace("_", "-"): v for name, v in headers.items()})
         response = line.getresponse()
         text = response.read().decode()
         is_json = response.headers["Content-Type"] == "application/json"
-        return response.status, json.loads(text) if is_json else text
+        return response.status, json.loads(text) if is_json else text, response.headers
 
 
 @contextlib.contextmanager

@@ -28,11 +28,11 @@ for command in json.loads(sys.argv[1]):
             sys.exit("the fault did not happen")
     else:
         print("status", main(command))
-from bertjax.inference.predictor import Predictor
 from bertjax.serving.server import ModelServer, bind_socket
 with bind_socket("127.0.0.1", 0) as listener:
     print("$ serve")
-    server = ModelServer(listener, Predictor("run"))
+    server = ModelServer(listener, {"default": "run"})
+    server.load()
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     print(urllib.request.urlopen(address).read().decode())
     body = json.dumps({"inputs": "ba [MASK] ."}).encode()

@@ -25,7 +25,8 @@ from test_interface import write_model
 
 from bertjax.cli import termination
 from bertjax.serving import server as server_module
-from bertjax.serving.server import bind_socket, render_page
+from bertjax.serving.page import render_page
+from bertjax.serving.server import bind_socket
 from data_pipelines.errors import InputError
 
 
@@ -163,7 +164,7 @@ def start_server(
 
     def is_ready() -> bool:
         with contextlib.suppress(ConnectionRefusedError):
-            return send(port, "GET", "/health")[0] == 200
+            return send(port, "GET", "/ready")[0] == 200
         assert server.poll() is None, server.communicate()
         return False
 

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 from conftest import LONG
-from served_models import LIMITS, Served, wait_until
+from served_models import LIMITS, Served, exchange, wait_until
 from test_interface import write_model
 
-from bertjax.serving import server as server_module
+from bertjax.errors import CommandError
+from bertjax.serving.app import make_app
+from bertjax.serving.connections import idle_timeout_protocol
+from bertjax.serving.metrics import ServerMetrics
+from bertjax.serving.options import DEFAULT_MODEL, Access
 from bertjax.serving.server import bind_socket
 
 
@@ -54,7 +58,7 @@ def test_queued_requests_are_one_batch(served, gated) -> None:
         futures: list[Future] = [clients.submit(it.predict, texts[0])]
         wait_until(lambda: sizes == [1])
         futures += [clients.submit(it.predict, text) for text in texts[1:]]
-        wait_until(lambda: len(it.server._batches._queue) == 5)
+        wait_until(lambda: len(it.batches._queue) == 5)
         gate.set()
         answers = [future.result() for future in futures]
     assert sizes == [1, 5]
@@ -70,7 +74,7 @@ def test_invalid_request_of_a_batch_does_not_fail_the_others(served, gated) -> N
         first = clients.submit(it.predict, "[MASK]")
         wait_until(lambda: sizes == [1])
         futures = [clients.submit(it.send, "POST", "/predict", body) for body in bodies]
-        wait_until(lambda: len(it.server._batches._queue) == 3)
+        wait_until(lambda: len(it.batches._queue) == 3)
         gate.set()
         assert first.result()
         assert sorted(future.result()[0] for future in futures) == [200, 200, 400]
@@ -85,7 +89,7 @@ def test_full_queue_rejects_requests_and_loses_none(served, gated) -> None:
         futures += [
             clients.submit(it.predict, "ba [MASK]") for _ in range(LIMITS.max_queued_inputs)
         ]
-        wait_until(lambda: len(it.server._batches._queue) == LIMITS.max_queued_inputs)
+        wait_until(lambda: len(it.batches._queue) == LIMITS.max_queued_inputs)
         status, content = it.send("POST", "/predict", b'{"inputs": "[MASK]"}')
         assert status == 503 and content["error"].startswith("12 inputs are queued already")
         gate.set()
@@ -159,10 +163,31 @@ def test_invalid_request_is_rejected_in_one_line(served, body, status, message) 
     assert it.predict(REQUEST["inputs"])  # other requests do not notice
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (CommandError("numbers are not finite. Check."), "numbers are not finite. Check."),
+        (KeyError("a fault"), "the model failed at this request. See the server's log."),
+    ],
+)
+def test_failure_of_the_model_is_a_500(served, monkeypatch, caplog, error, message) -> None:
+    it = served("fill_mask")
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(it.predictor, "predict", fail)
+    body = json.dumps(REQUEST).encode()
+    status, content, headers = exchange(it.port, "POST", "/predict", body, X_Request_ID="id-7")
+    assert (status, content) == (500, {"error": message}) and headers["X-Model-Version"]
+    has_traceback = "request id-7 failed" in caplog.text
+    assert has_traceback == isinstance(error, KeyError)
+
+
 def test_unknown_routes_are_rejected_with_the_known_ones(served) -> None:
     for method, path, status in (("GET", "/x", 404), ("GET", "/predict", 405), ("PUT", "/", 405)):
         found_status, content = served("fill_mask").send(method, path)
-        assert found_status == status and content["error"].endswith("GET /health or POST /predict.")
+        assert found_status == status and content["error"].endswith("GET /metrics or GET /health.")
 
 
 def send_bytes(port: int, sent: bytes) -> bytes:
@@ -189,7 +214,7 @@ def test_unfinished_request_times_out(impatient) -> None:
 
 
 def test_connection_is_aborted_when_the_client_stops_reading() -> None:
-    kind = server_module._idle_timeout_protocol(1.0)
+    kind = idle_timeout_protocol(1.0)
     it, waited, aborted = kind.__new__(kind), [], []
     left = iter([100, 60, 60])
     it.cycle, it._wait = None, lambda: waited.append(True)
@@ -201,22 +226,46 @@ def test_connection_is_aborted_when_the_client_stops_reading() -> None:
     assert len(waited) == 2 and len(aborted) == 1
 
 
-def test_cancelled_answer_of_a_stopping_server_is_a_503(served) -> None:
+def test_cancelled_answer_of_a_stopping_server_is_a_503() -> None:
     cancelled: Future = Future()
     cancelled.cancel()
-    batches = SimpleNamespace(submit=lambda request: cancelled)
-    app = server_module.make_app(served("fill_mask").predictor, batches, LIMITS)
+    version = SimpleNamespace(name="1-a")
+    model: Any = SimpleNamespace(submit=lambda *_: (version, cancelled), version=version)
+    status, content = ask(model, "POST", "/predict", is_closing=True)
+    assert status == 503 and content["error"].startswith("the server is shutting down")
+
+
+@pytest.mark.parametrize(
+    ("is_loaded", "is_closing", "status", "message"),
+    [
+        (True, False, 200, "ready"),
+        (False, False, 503, "loading default"),
+        (True, True, 503, "the server is shutting down"),
+    ],
+)
+def test_server_is_ready_between_load_and_shutdown(is_loaded, is_closing, status, message) -> None:
+    model: Any = SimpleNamespace(version=object() if is_loaded else None)
+    found_status, content = ask(model, "GET", "/ready", is_closing)
+    assert found_status == status
+    assert next(iter(content.values())).startswith(message)
+
+
+def ask(model: Any, method: str, path: str, is_closing: bool) -> tuple[int, Any]:
+    """Return the status and the content of an application's response, without a server."""
+    closing = threading.Event()
+    if is_closing:
+        closing.set()
+    app = make_app({DEFAULT_MODEL: model}, LIMITS, Access(), ServerMetrics(), closing)
     body = json.dumps(REQUEST).encode()
-    messages: list[dict] = []
+    messages: list[Any] = []
 
     async def receive() -> dict:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    async def send(message: dict) -> None:
+    async def send(message: Any) -> None:
         messages.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b""}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b""}
     scope |= {"headers": [(b"host", b"localhost")], "server": ("127.0.0.1", 80)}
     asyncio.run(app(scope, receive, send))
-    assert messages[0]["status"] == 503
-    assert json.loads(messages[1]["body"])["error"].startswith("the server is shutting down")
+    return messages[0]["status"], json.loads(messages[1]["body"])

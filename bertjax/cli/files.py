@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from etils import epath
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the required argument `--checkpoint`."""
+def add_checkpoint(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Add the argument `--checkpoint`."""
     parser.add_argument(
         "--checkpoint",
-        required=True,
+        required=required,
         metavar="DIR",
         help="checkpoint or workdir, or a model directory of Hugging Face or TF1",
     )

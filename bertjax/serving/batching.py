@@ -1,29 +1,66 @@
-"""Requests that wait together become one batch, computed by one thread that owns the model."""
+"""Requests that wait together become one batch; one thread computes those of all models in turn."""
 
 import collections
 import dataclasses
 import itertools
 import logging
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from bertjax.errors import CommandError
 from bertjax.inference.predictor import Predictor
-from bertjax.serving.requests import Limits, PredictRequest, RequestRejectedError, count_characters
+from bertjax.serving.options import Limits
+from bertjax.serving.requests import PredictRequest, RequestRejectedError, count_characters
 from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
-CLOSE_SECONDS = 2.0  # for a computation; a slow one does not delay the end of the process
 Answers = list[dict[str, Any]]
+T = TypeVar("T")
+
+
+class ComputeThread:
+    """Thread that runs jobs in the order in which they were submitted.
+
+    All computations on devices are its jobs. Programs of several threads would compete for memory,
+    and could wait for each other for ever, if each had started on some of the devices.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon: a slow computation does not delay the end of the process.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Return the future result of a job."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    def close(self) -> None:
+        """End the thread after its jobs."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while job := self._jobs.get():
+            job()
 
 
 @dataclasses.dataclass
 class _PendingRequest:
     request: PredictRequest
+    request_id: str
     future: Future[Answers]
     answers: Answers = dataclasses.field(default_factory=list)
 
@@ -34,58 +71,84 @@ class _PendingRequest:
 
 
 class RequestBatcher:
-    """Queue of requests; inputs that arrive during a computation are computed together.
+    """Queue of the requests of a model; inputs that wait together are computed together.
 
     A batch takes inputs of the waiting requests in turn, up to the size of one input of maximal
     length. A request of many long inputs is thus computed in parts, and delays others by one part.
 
     Args:
-      predictor: used by the batcher's thread alone.
+      predictor: used by the thread alone.
       limits: limits of the queue and of a batch.
+      thread: computes the batches.
+      observe: called with the number of inputs of each batch.
     """
 
-    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        limits: Limits,
+        thread: ComputeThread,
+        observe: Callable[[int], object] = lambda num_inputs: None,
+    ) -> None:
         self._predictor, self._limits = predictor, limits
+        self._thread, self._observe = thread, observe
         self._queue: collections.deque[_PendingRequest] = collections.deque()
         self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run_batches, daemon=True)
-        self._thread.start()
+        self._is_computing = False  # or will be: the thread has a job for the next batch
 
-    def submit(self, request: PredictRequest) -> Future[Answers]:
+    def submit(self, request: PredictRequest, request_id: str = "") -> Future[Answers]:
         """Return the future answers to a request; it may fail with an InputError or any exception.
+
+        Args:
+          request: the request.
+          request_id: names it in the log.
 
         Raises:
           RequestRejectedError: too many inputs are queued.
         """
-        pending = _PendingRequest(request, Future())
+        pending = _PendingRequest(request, request_id, Future())
         pending.future.set_running_or_notify_cancel()  # so that nobody cancels it from here on
         with self._changed:
-            num_queued = sum(len(other.remaining) for other in self._queue)
+            num_queued = self._count_queued()
             if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
                 raise RequestRejectedError(
                     503, f"{num_queued} inputs are queued already. Send this request later."
                 )
             self._queue.append(pending)
-            self._changed.notify()
+            if not self._is_computing:
+                self._is_computing = True
+                self._thread.submit(self._run_batch)
         return pending.future
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Return when all queued requests have been answered, or after a time in seconds."""
+    @property
+    def num_queued(self) -> int:
+        """Inputs that wait for their batch."""
         with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(timeout)
+            return self._count_queued()
 
-    def _run_batches(self) -> None:
-        while batch := self._next_batch():
-            self._predict(batch)
+    def drain(self, timeout: float | None = None) -> None:
+        """Return when all requests have been answered, or after a time in seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_computing, timeout)
+
+    def _count_queued(self) -> int:
+        return sum(len(pending.remaining) for pending in self._queue)
+
+    def _run_batch(self) -> None:
+        """Answer the next batch; the one after it waits for the batches of other models."""
+        batch = self._next_batch()
+        if num_inputs := sum(count for _, count in batch):
+            self._observe(num_inputs)
+        self._predict(batch)
+        with self._changed:
+            self._is_computing = bool(self._queue)
+            if self._is_computing:
+                self._thread.submit(self._run_batch)
+            self._changed.notify_all()
 
     def _next_batch(self) -> list[tuple[_PendingRequest, int]]:
-        """Return the next requests with a number of inputs each; none if closed and empty."""
+        """Return the next requests with a number of inputs each."""
         with self._changed:
-            while not self._queue and not self._closed:
-                self._changed.wait()
             batch: list[tuple[_PendingRequest, int]] = []
             free, characters = self._limits.max_inputs, self._limits.max_characters
             for _ in range(len(self._queue)):
@@ -119,7 +182,7 @@ class RequestBatcher:
                 self._predict(batch[middle:])
                 return
             if not isinstance(error, InputError | CommandError):
-                _log.exception("a request failed")
+                _log.exception("request %s failed", batch[0][0].request_id)
             batch[0][0].future.set_exception(error)
             return
         remaining = iter(answers)

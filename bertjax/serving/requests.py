@@ -1,13 +1,13 @@
-"""Parsing and limits of requests."""
+"""Parsing of requests, within the limits."""
 
 import asyncio
-import dataclasses
 import json
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
 from bertjax.inference.predictor import make_inputs
+from bertjax.serving.options import Limits
 from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
@@ -17,27 +17,6 @@ _REQUEST_FORMAT = (
     '{"inputs": ...} with a text, an object or a list of them, and "return_all_scores": true for '
     "all scores"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits that keep one request from taking the resources of others.
-
-    Attributes:
-      max_body_bytes: bytes of a request.
-      max_inputs: inputs of a request, and of requests that are computed together.
-      max_characters: characters of an input.
-      max_queued_inputs: inputs of all requests that wait.
-      timeout_seconds: until a request has arrived, and until an idle connection is closed.
-      max_connections: open connections.
-    """
-
-    max_body_bytes: int = 1 << 20
-    max_inputs: int = 32
-    max_characters: int = 20_000
-    max_queued_inputs: int = 256
-    timeout_seconds: float = 10.0
-    max_connections: int = 1024
 
 
 class RequestRejectedError(Exception):

@@ -1,4 +1,4 @@
-"""Compilation of the shapes that requests need, before the first request."""
+"""Compilation of the shapes that requests need, and a prediction, before the first request."""
 
 import logging
 
@@ -31,6 +31,18 @@ def compile_ahead(predictor: Predictor, max_inputs: int) -> None:
             for batch in batches:
                 predictor.compile(batch, pipeline.decoding(context))
         _log.info("compiled for inputs of up to %d tokens (%d/%d)", length, number, len(lengths))
+
+
+def predict_sample(predictor: Predictor) -> None:
+    """Predict the sample input of the pipeline, as a check of the model.
+
+    Raises:
+      CommandError: the model computes numbers that are not finite.
+    """
+    try:
+        list(predictor.predict([PredictInput("warm-up", predictor.pipeline.sample_input())]))
+    except InputError as error:  # of a pipeline whose default sample does not fit
+        _log.info("no warm-up prediction: %s", error)
 
 
 def _one_token_word(tokenizer: Tokenizer) -> str:

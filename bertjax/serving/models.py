@@ -1,0 +1,176 @@
+"""Served models, whose versions may be replaced while requests are answered."""
+
+import hashlib
+import logging
+import threading
+from concurrent.futures import Future
+
+from etils import epath
+
+from bertjax.errors import CommandError
+from bertjax.formats.detection import find_format
+from bertjax.inference.predictor import Predictor
+from bertjax.serving.batching import Answers, ComputeThread, RequestBatcher
+from bertjax.serving.metrics import ServerMetrics
+from bertjax.serving.options import Limits
+from bertjax.serving.page import render_page
+from bertjax.serving.requests import PredictRequest, RequestRejectedError
+from bertjax.serving.warmup import compile_ahead, predict_sample
+from bertjax.training.initialization import PretrainedModel
+from data_pipelines.errors import InputError
+
+_log = logging.getLogger("bertjax")
+
+_DIGEST_CHARS = 12  # of a version
+_MAX_SETTINGS_BYTES = 64 << 20  # of a file beside the parameters, such as a vocabulary
+
+
+class ModelVersion:
+    """A loaded and compiled model with its queue.
+
+    Args:
+      model: the parameters.
+      name: name of the version.
+      limits: limits of requests.
+      thread: computes on the devices.
+      metrics: metrics of the server.
+      model_name: name of the model in the metrics.
+
+    Attributes:
+      name: name of the version.
+      predictor: the model.
+      batches: queue of its requests.
+      page: web page of the model.
+
+    Raises:
+      InputError: the model lacks the head of its task.
+      CommandError: it computes numbers that are not finite.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        limits: Limits,
+        thread: ComputeThread,
+        metrics: ServerMetrics,
+        model_name: str,
+    ) -> None:
+        self.predictor = Predictor(model)  # may open another checkpoint of the run
+        self.name = find_version(model)
+        compile_ahead(self.predictor, limits.max_inputs)
+        thread.submit(lambda: predict_sample(self.predictor)).result()
+        observe = metrics.batch_inputs.labels(model_name).observe
+        self.batches = RequestBatcher(self.predictor, limits, thread, observe)
+        self.page = render_page(self.predictor)
+
+
+class ServedModel:
+    """Model with a name, of which one version answers requests.
+
+    Args:
+      name: name of the model.
+      path: a workdir, a checkpoint or a published model; see `bertjax.inference.predictor`.
+      limits: limits of requests.
+      thread: computes on the devices.
+      metrics: metrics of the server.
+
+    Attributes:
+      name: name of the model.
+      path: the path.
+      version: what answers requests; None until it is loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: epath.PathLike,
+        limits: Limits,
+        thread: ComputeThread,
+        metrics: ServerMetrics,
+    ) -> None:
+        self.name, self.path, self.version = name, path, None
+        self._limits, self._thread, self._metrics = limits, thread, metrics
+        self._lock = threading.Lock()
+        metrics.queued_inputs.labels(name).set_function(lambda: self.num_queued)
+
+    version: ModelVersion | None
+
+    @property
+    def num_queued(self) -> int:
+        """Inputs that wait for the current version."""
+        return self.version.batches.num_queued if self.version else 0
+
+    def submit(
+        self, request: PredictRequest, request_id: str
+    ) -> tuple[ModelVersion, Future[Answers]]:
+        """Return the version that answers a request, and its future answers.
+
+        Raises:
+          RequestRejectedError: the model is not loaded yet, or too many inputs are queued.
+        """
+        with self._lock:  # a version that is drained gets no more requests
+            if self.version is None:
+                raise RequestRejectedError(503, "the model is loading. Send this request later.")
+            return self.version, self.version.batches.submit(request, request_id)
+
+    def load(self) -> bool:
+        """Load the newest version beside the current one, replace it, and answer its last requests.
+
+        Returns:
+          Whether the version is new; nothing is loaded otherwise.
+
+        Raises:
+          InputError: there is no such model.
+          CommandError: it computes numbers that are not finite.
+        """
+        model, old = PretrainedModel(self.path), self.version
+        if old and find_version(model) == old.name:
+            return False
+        new = ModelVersion(model, self._limits, self._thread, self._metrics, self.name)
+        with self._lock:
+            self.version = new
+        if old:
+            self._metrics.model_info.remove(self.name, old.name, str(old.predictor.path))
+        self._metrics.model_info.labels(self.name, new.name, str(new.predictor.path)).set(1)
+        if old:
+            old.batches.drain()
+        return True
+
+    def reload(self) -> None:
+        """Load a new version, if there is one; if it fails, the current one remains."""
+        assert self.version
+        before = self.version.name
+        try:
+            outcome = "replaced" if self.load() else "unchanged"
+            _log.info("reload of %s: %s, version %s.", self.name, outcome, self.version.name)
+        except Exception as error:  # a damaged or unfinished model must not stop the server
+            outcome = "failed"
+            is_expected = isinstance(error, InputError | CommandError | OSError)
+            _log.warning(
+                "reload of %s failed, version %s remains: %s",
+                self.name,
+                before,
+                error,
+                exc_info=None if is_expected else error,
+            )
+        self._metrics.reloads.labels(self.name, outcome).inc()
+
+    def drain(self, timeout: float) -> None:
+        """Return when all requests have been answered, or after a time in seconds."""
+        if self.version:
+            self.version.batches.drain(timeout)
+
+
+def find_version(model: PretrainedModel) -> str:
+    """Return the name of a model's directory with the beginning of a digest of its files.
+
+    The name of a checkpoint's directory is its step.
+    """
+    digest, path = model.digest, model.path
+    if find_format(path) != "bertjax":  # a checkpoint's digest is one of all its files
+        content = hashlib.sha256(digest.encode())
+        for file in sorted(path.iterdir()):
+            if file.is_file() and file.stat().length <= _MAX_SETTINGS_BYTES:
+                content.update(file.read_bytes())
+        digest = content.hexdigest()
+    return f"{path.name}-{digest[:_DIGEST_CHARS]}"
