@@ -34,7 +34,7 @@ RUNNERS = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
     (INSTALLED, 10, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
     (MADE, 2, r"make .*"),
-    (SERVED, 4, r"bertjax serve .*|curl .*"),
+    (SERVED, 8, r"bertjax serve .*|curl .*"),
     (STORED, 1, r"bertjax report gs://.*"),
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (

@@ -9,15 +9,23 @@ import json
 import os
 import pathlib
 import shlex
-import socket
 import time
+import urllib.error
 import urllib.request
 
 import pytest
 from bucket import Server
 from command_sandbox import build_sandbox, commands_for, run_commands
 from conftest import free_port
-from documented_commands import ROOT, SERVED, STORED, code_blocks
+from documented_commands import (
+    ROOT,
+    SERVED,
+    STORED,
+    code_blocks,
+    documented_commands,
+    find_runner,
+    shrink,
+)
 from processes import Command, run
 
 pytestmark = pytest.mark.minutes
@@ -49,27 +57,35 @@ def test_python_of_the_readme_runs(sandbox, errors, monkeypatch) -> None:
 
 def test_server_answers_as_printed(sandbox, errors) -> None:
     """The requests of `curl` are sent without it: not every machine has it."""
-    (serve,) = [command for command in commands_for(SERVED) if command.startswith("bertjax")]
-    requests = [shlex.split(line) for line in commands_for(SERVED) if line.startswith("curl")]
-    port = free_port()
+    sessions: list[list[list[str]]] = []  # a server's command, and the requests to it
+    for _, command in documented_commands():
+        if find_runner(command) == SERVED:
+            if command.startswith("bertjax"):
+                sessions.append([])
+            sessions[-1].append(shlex.split(shrink(command)))
     begin = functools.partial(os.chdir, sandbox)
-    server = Command(*shlex.split(serve)[1:], "--port", port, begin=begin)
-    try:
-        while server.poll() is None:
-            with (
-                contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(("127.0.0.1", port)),
-            ):
-                break
-            time.sleep(0.1)
-        for _, url, *options in requests:
-            data = options[options.index("--data") + 1].encode() if options else None
-            with urllib.request.urlopen(url.replace("8000", str(port)), data) as response:
-                content = json.loads(response.read())
-            assert not data or len(content["answers"]) == len(json.loads(data)["inputs"])
-    finally:
-        server.terminate()
-        server.communicate()
+    for serve, *requests in sessions:
+        port = free_port()
+        server = Command(*serve[1:], "--port", port, begin=begin)
+        try:
+            wait_until_ready(server, port)
+            for _, url, *options in requests:
+                data = options[options.index("--data") + 1].encode() if options else None
+                with urllib.request.urlopen(url.replace("8000", str(port)), data) as response:
+                    content = json.loads(response.read())
+                assert not data or len(content["answers"]) == len(json.loads(data)["inputs"])
+        finally:
+            server.terminate()
+            server.communicate()
+
+
+def wait_until_ready(server: Command, port: int) -> None:
+    """Return when a server is ready, or has ended."""
+    while server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready").close()
+            return
+        time.sleep(0.1)
 
 
 def test_report_reads_a_bucket_as_printed(sandbox, errors, tmp_path) -> None:
