@@ -139,6 +139,12 @@ def test_bind_socket_rejects_an_address_in_use_or_unknown() -> None:
         pass
 
 
+def test_bind_socket_names_the_protocol() -> None:
+    """asyncio sets TCP_NODELAY only then; without it answers take 40 ms longer."""
+    with bind_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_serve_names_an_invalid_port_or_a_missing_library(refused, monkeypatch) -> None:
     command = ["serve", "--checkpoint", "runs/smoke"]
     assert refused(*command, "--port", "70000").startswith("--port=70000: not a port")

@@ -9,11 +9,13 @@ import pathlib
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import pytest
 from conftest import LONG
 from prometheus_client.parser import text_string_to_metric_families
@@ -148,6 +150,24 @@ def matches(answer: Any, right: dict[str, Any]) -> bool:
     """Return whether an answer is right up to rounding, which depends on the batch."""
     labels_match = answer is not None and answer["label"] == right["label"]
     return labels_match and abs(answer["score"] - right["score"]) < 1e-4
+
+
+@pytest.mark.slow
+def test_reload_frees_the_old_version(versions, tmp_path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(versions[0])
+    with serving(default=link) as (server, port):
+        body = json.dumps({"inputs": "ba do"}).encode()
+        assert send(port, "POST", "/predict", body)[0] == 200
+        version = server.models[DEFAULT_MODEL].version
+        assert version
+        old = [weakref.ref(leaf) for leaf in jax.tree.leaves(version.predictor._params)]
+        del version
+        switch(link, versions[1])
+        server.request_reload()
+        wait_until(lambda: reloads(port) == {"replaced": 1})
+        assert len(old) > 10 and not any(array() is not None for array in old)
+        assert send(port, "POST", "/predict", body)[0] == 200
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Served models, whose versions may be replaced while requests are answered."""
 
+import gc
 import hashlib
 import logging
 import threading
@@ -134,6 +135,8 @@ class ServedModel:
         self._metrics.model_info.labels(self.name, new.name, str(new.predictor.path)).set(1)
         if old:
             old.batches.drain()
+            old = None
+            gc.collect()  # of the old parameters: commands collect garbage rarely
         return True
 
     def reload(self) -> None:
