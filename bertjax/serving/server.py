@@ -33,8 +33,8 @@ def bind_socket(host: str, port: int) -> Iterator[socket.socket]:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
-        # asyncio sends small parts of an answer at once only if the protocol is named. Otherwise the
-        # second part waits for 40 ms, until the client acknowledges the first.
+        # asyncio sends small parts of an answer at once only if the protocol is named. Otherwise
+        # the second part waits for 40 ms, until the client acknowledges the first.
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no host name"
