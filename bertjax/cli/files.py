@@ -25,7 +25,8 @@ def add_checkpoint(parser: argparse.ArgumentParser, required: bool = True) -> No
         "--checkpoint",
         required=required,
         metavar="DIR",
-        help="checkpoint or workdir, or a model directory of Hugging Face or TF1",
+        help="checkpoint or workdir, or a model directory of Hugging Face or TF1"
+        + ("" if required else " (none)"),
     )
     add_task(parser)
 
