@@ -227,13 +227,18 @@ def write(model: NumpyModel, path: epath.Path) -> None:
             f"{head.architecture}: reads [CLS], but the head of this left-to-right model reads the "
             "last token. Keep the model in bertjax's format."
         )
-    config, arrays = to_config_dict(model), model.named_arrays("hf")
+    arrays = model.named_arrays("hf")
     if model.config.has_cross_attention:
         arrays = encoder_decoder.file_names(arrays)
-    if config["architectures"] == ["BertModel"]:  # the only class without the prefix
+    elif head is None:  # the only class without the prefix
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
-    atomic_write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
     atomic_write_bytes(path / WEIGHTS, save_safetensors(arrays, {"format": "pt"}))
+    write_config(model, path)
+
+
+def write_config(model: NumpyModel, path: epath.Path) -> None:
+    """Write config.json, with architecture and labels, and the tokenizer files of a directory."""
+    atomic_write_text(path / CONFIG_NAME, json.dumps(to_config_dict(model), indent=2) + "\n")
     if model.tokenizer is not None:
         model.tokenizer.save(path)
         atomic_write_text(path / JSON_FILE, to_tokenizer_json(model.tokenizer))

@@ -19,7 +19,7 @@ from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
-from bertjax.workdir.draft import exclusive_draft
+from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 from data_pipelines.vocabulary.tokenization import describe_difference
@@ -49,7 +49,7 @@ def convert(
         model, or two models are no pair. Nothing is left behind.
     """
     source, target = epath.Path(source), epath.Path(target)
-    with exclusive_draft(target, "DST") as (folder, lock):
+    with new_directory(target, "DST") as draft:
         if format_name == "bertjax":
             converted = read_checkpoint(source, partial(_read, format_name, target_format))
         else:
@@ -59,19 +59,7 @@ def convert(
                 {source: converted.model, right_to_left: read_model(right_to_left)}
             )
             converted = _Source(pair, "", {})
-        draft = folder / "model"
-        if draft.exists():
-            draft.rmtree()
-        draft.mkdir()
-        try:
-            _write(converted, draft, target_format)
-            lock.check()
-            if target.exists():
-                target.rmdir()
-            draft.rename(target)
-        except BaseException:
-            draft.rmtree(missing_ok=True)
-            raise
+        _write(converted, draft, target_format)
     return converted.model
 
 

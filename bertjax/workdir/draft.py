@@ -43,5 +43,34 @@ def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Pat
         raise problem
 
 
+@contextlib.contextmanager
+def new_directory(output: epath.Path, option: str) -> Iterator[epath.Path]:
+    """Yield an empty directory, which becomes `output` at the end of the block.
+
+    After an error nothing of it remains.
+
+    Args:
+      output: new or empty directory.
+      option: argument that names it, for errors.
+
+    Raises:
+      InputError: `output` is not empty, or another process makes it.
+    """
+    with exclusive_draft(output, option) as (folder, lock):
+        draft = folder / "model"
+        if draft.exists():
+            draft.rmtree()
+        draft.mkdir()
+        try:
+            yield draft
+            lock.check()
+            if output.exists():
+                output.rmdir()
+            draft.rename(output)
+        except BaseException:
+            draft.rmtree(missing_ok=True)
+            raise
+
+
 def _exists(output: epath.Path) -> bool:
     return output.exists() and (not output.is_dir() or any(output.iterdir()))
