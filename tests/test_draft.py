@@ -3,7 +3,7 @@
 import pytest
 from etils import epath
 
-from bertjax.workdir.draft import exclusive_draft
+from bertjax.workdir.draft import exclusive_draft, new_directory
 from bertjax.workdir.lock import LOCK_FILE
 from data_pipelines.errors import InputError
 
@@ -59,3 +59,21 @@ def test_exclusive_draft_deletes_what_a_process_left_that_was_killed_at_the_end(
     with pytest.raises(InputError, match="exists"):
         make(output)
     assert list(tmp_path.iterdir()) == [tmp_path / "a.npz"]
+
+
+def test_new_directory_appears_complete_or_not_at_all(tmp_path) -> None:
+    output = epath.Path(tmp_path) / "model"
+    output.mkdir()  # empty
+    with pytest.raises(KeyError), new_directory(output, "--output") as draft:
+        (draft / "part").write_text("")
+        raise KeyError
+    assert not list(output.iterdir()) and list(tmp_path.iterdir()) == [output]
+    with new_directory(output, "--output") as draft:
+        (draft / "part").write_text("done")
+        assert not list(output.iterdir())
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "part"]
+    with (
+        pytest.raises(InputError, match=r"model: exists\. Name another --output"),
+        new_directory(output, "--output"),
+    ):
+        pass
