@@ -32,7 +32,7 @@ STAGES = "tests/test_synthetic_qa_command.py"
 # Runner, largest number of its commands, pattern of its commands.
 RUNNERS = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
-    (INSTALLED, 10, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
+    (INSTALLED, 11, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
     (MADE, 2, r"make .*"),
     (SERVED, 8, r"bertjax serve .*|curl .*"),
     (STORED, 1, r"bertjax report gs://.*"),

@@ -159,6 +159,22 @@ def test_commands_convert_and_export_the_heads_of_a_custom_task(trained, tmp_pat
     assert [output["name"] for output in outputs] == ["mood_logits"]
 
 
+@pytest.mark.slow
+def test_exports_of_a_published_custom_head_need_its_task(trained, tmp_path) -> None:
+    convert(trained, tmp_path / "hf", "bertjax", "hf")
+    arguments = "export", "--checkpoint", tmp_path / "hf", "--to", "onnx", "--output"
+    untrusted = Command(*arguments, tmp_path / "encoder")
+    _, error = untrusted.communicate()
+    assert untrusted.poll() == 2 and "the head of mood.bias, mood.weight is unknown" in error
+    assert not (tmp_path / "encoder").exists()
+    process = Command(*arguments, tmp_path / "moods", "--task", "sentiment_task:SentimentTask")
+    output, error = process.communicate()
+    assert process.poll() == 0, error
+    assert "outputs: mood_logits [b, 2]\n" in output
+    labels = json.loads((tmp_path / "moods" / "config.json").read_text())["architectures"]
+    assert labels == ["BertForMoods"]
+
+
 def test_task_of_a_file_is_not_imported(tmp_path, monkeypatch) -> None:
     (tmp_path / "hostile_task.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -18,7 +18,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import _Source as Source
 from bertjax.inference.convert import _write as write_model
 from bertjax.inference.convert import convert, join_encoders
-from bertjax.inference.stablehlo import write_stablehlo
+from bertjax.inference.export.stablehlo import write_stablehlo
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig

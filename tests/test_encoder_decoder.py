@@ -20,7 +20,7 @@ import bertjax
 from bertjax.formats.loading import find_bert_config, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
-from bertjax.inference.stablehlo import write_stablehlo
+from bertjax.inference.export.stablehlo import write_stablehlo
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import BertWithHeads
 from bertjax.tasks import registry

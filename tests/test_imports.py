@@ -58,7 +58,7 @@ BASE = {
 # The entry points of the shell and of Python may import from every layer.
 ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
-OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search")  # imported here
+OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search", "onnx")  # imported here
 DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint", "yaml": "PyYAML"}
 DISTRIBUTIONS |= {"google": "protobuf"}
 WITHOUT_DATA_LIBRARIES = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])
@@ -210,6 +210,7 @@ def test_dependencies_are_the_imported_packages() -> None:
     optional = (extras[name] for name in OPTIONAL_EXTRAS)
     required = itertools.chain(project["dependencies"], *optional)
     distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
+    distributions.remove("onnxruntime")  # runs exported models only
     packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}
     packages -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch reads pickled weights only
     assert {DISTRIBUTIONS.get(package, package) for package in packages} == distributions

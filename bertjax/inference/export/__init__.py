@@ -1,0 +1,1 @@
+"""Export of models to other runtimes: StableHLO, TensorFlow and ONNX."""
