@@ -58,7 +58,8 @@ BASE = {
 # The entry points of the shell and of Python may import from every layer.
 ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
-OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search", "onnx")  # imported here
+# Extras whose packages modules import.
+OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search", "onnx")
 DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint", "yaml": "PyYAML"}
 DISTRIBUTIONS |= {"google": "protobuf"}
 WITHOUT_DATA_LIBRARIES = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])

@@ -146,6 +146,9 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     assert result.returncode == 0, result.stderr
     outputs = json.loads(pathlib.Path(f"{program}.json").read_text())["outputs"]
     assert {output["name"] for output in outputs} == {"intent_logits", "slot_logits"}
+    result = run("export", *arguments[:3], "onnx", "--output", tmp_path / "onnx", *TASK)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "onnx" / "model.onnx").exists()
     # A run that begins from the export knows its labels, in its order.
     task = joint_task.JointTask(load(folder, init=exported))
     assert task.labels == model.labels

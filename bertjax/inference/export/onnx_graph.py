@@ -24,6 +24,7 @@ OPSET, IR_VERSION = 20, 9
 _READ_FIELDS = (  # of BertConfig
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size", "hidden_act", "layer_norm_eps", "num_labels"),
+    "label_counts",
 )
 _TRAINING_FIELDS = (  # change nothing that a model computes, or its speed and precision alone
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
