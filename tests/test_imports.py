@@ -44,6 +44,7 @@ BASE = {
     "data_pipelines": {
         "errors",
         "fields",
+        "hub",
         "libraries",
         "log",
         "model_settings",

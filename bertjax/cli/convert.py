@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import tempfile
 
 from bertjax.cli.files import add_task, check_directory
 from data_pipelines.errors import InputError
+from data_pipelines.hub import is_hub, parse_hub_path
 
 ORDER = 90
 EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
@@ -25,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "encoders of both, to fine-tune as a pair (ELMo)",
     )
     parser.add_argument("source", metavar="SRC", help="model directory, checkpoint or workdir")
-    parser.add_argument("target", metavar="DST", help="new directory")
+    parser.add_argument(
+        "target",
+        metavar="DST",
+        help="new directory, or hf://ORG/NAME, a repository on the Hub, private if it is new",
+    )
     add_task(parser)
 
 
@@ -33,7 +39,12 @@ def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     from bertjax.formats.detection import check_tensorflow, find_format
 
-    check_directory(os.path.dirname(args.target) or ".", "DST")
+    if is_hub(args.target):
+        parse_hub_path(args.target)
+        if args.to != "hf":
+            raise InputError(f"--to {args.to}: the Hub takes models of Hugging Face. Use hf.")
+    else:
+        check_directory(os.path.dirname(args.target) or ".", "DST")
     args.format_name = args.format_name or find_format(args.source)
     if args.right_to_left:
         find_format(args.right_to_left)
@@ -45,18 +56,24 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from etils import epath
-
     from bertjax.checkpointing.lookup import read_checkpoint
     from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
+    from data_pipelines.hub import create_repository, model_path, upload
 
     format_name = args.format_name
-    model = convert(args.source, args.target, format_name, args.to, args.right_to_left)
+    if is_hub(args.target):
+        create_repository(args.target)  # fails before the conversion
+        with tempfile.TemporaryDirectory() as directory:
+            exported = os.path.join(directory, "model")
+            model = convert(args.source, exported, format_name, args.to, args.right_to_left)
+            upload(exported, args.target)
+    else:
+        model = convert(args.source, args.target, format_name, args.to, args.right_to_left)
     shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
-    if (epath.Path(args.source) / MODULES_FILE).exists():
+    if (model_path(args.source) / MODULES_FILE).exists():
         print(
             f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
             "--pooling and --normalize. Prompts and do_lower_case are not converted either."

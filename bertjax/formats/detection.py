@@ -1,11 +1,14 @@
 """Formats of model directories, recognized by their files; imports neither JAX nor NumPy."""
 
+import re
+
 from etils import epath
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from data_pipelines.errors import InputError
+from data_pipelines.hub import HUB, model_path
 from data_pipelines.libraries import check_installed
-from data_pipelines.paths import as_path, check_exists
+from data_pipelines.paths import check_exists
 
 FORMATS = ("hf", "tf1", "bertjax")
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"  # of Hugging Face
@@ -40,10 +43,12 @@ _OTHER_FORMATS = {
 def check_model_exists(path: epath.PathLike) -> epath.Path:
     """Return the path of a model: a directory, or the prefix of a TF1 checkpoint.
 
+    A model on the Hub is downloaded.
+
     Raises:
       InputError: it does not exist, or is one of the files of a TF1 checkpoint.
     """
-    path = as_path(path)
+    path = model_path(path)
     if is_tf1_prefix(path):
         return path
     prefixes = [] if path.is_dir() or not path.parent.is_dir() else find_tf1_prefixes(path.parent)
@@ -51,7 +56,10 @@ def check_model_exists(path: epath.PathLike) -> epath.Path:
         names = ", ".join(prefix.name for prefix in prefixes)
         fix = f"Give one of {names}" if not path.exists() else "Leave out the suffix of its files"
         raise InputError(f"{path}: is not the prefix of a checkpoint. {fix}.")
-    return check_exists(path, "Give a workdir or a model directory.")
+    fix = "Give a workdir or a model directory."
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.exists():
+        fix = f"Give a workdir or a model directory, or {HUB}{path} for a model on the Hub."
+    return check_exists(path, fix)
 
 
 def is_tf1_prefix(path: epath.Path) -> bool:

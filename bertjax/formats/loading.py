@@ -20,6 +20,7 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
+from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import check_schema, read_json_value
@@ -38,7 +39,7 @@ def find_tokenizer(path: epath.PathLike) -> Tokenizer:
     """
     if find_format(path) == "bertjax":
         return read_checkpoint(path, load_tokenizer)
-    return load_tokenizer(tf1.find_directory(epath.Path(path)))
+    return load_tokenizer(tf1.find_directory(model_path(path)))
 
 
 def find_bert_config(path: epath.PathLike) -> BertConfig:
@@ -47,7 +48,7 @@ def find_bert_config(path: epath.PathLike) -> BertConfig:
     Raises:
       InputError: the path is not a model.
     """
-    path, format_name = epath.Path(path), find_format(path)
+    path, format_name = model_path(path), find_format(path)
     if format_name == "bertjax":
         # Checkpoints of a run have one shape: processes need not agree on the newest intact one.
         return read_unverified_checkpoint(
@@ -80,7 +81,7 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
     Raises:
       InputError: the path is not a model.
     """
-    path, format_name = epath.Path(path), find_format(path)
+    path, format_name = model_path(path), find_format(path)
     if format_name == "bertjax":
         return read_unverified_checkpoint(path, read_labels)
     config_dict = huggingface.read_config_dict(path) if format_name == "hf" else {}
@@ -108,7 +109,7 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
     Raises:
       InputError: the path is not a model, or bertjax cannot compute it.
     """
-    path = epath.Path(path)
+    path = model_path(path)
     format_name = format_name or find_format(path)
     if format_name == "bertjax":
         model = read_checkpoint(path, _read_bertjax)

@@ -6,6 +6,7 @@ from etils import epath
 
 from bertjax.formats.huggingface import read_max_length
 from data_pipelines.errors import InputError
+from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.paths import member_path
@@ -58,7 +59,7 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     Raises:
       InputError: bertjax lacks one of its modules, its pooling or another setting.
     """
-    path = epath.Path(path)
+    path = model_path(path)
     if not (path / MODULES_FILE).exists():
         return None
     modules = read_json_value(path / MODULES_FILE, _MODULES_SCHEMA, _FIX)

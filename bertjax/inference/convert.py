@@ -21,6 +21,7 @@ from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
+from data_pipelines.hub import model_path
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 from data_pipelines.vocabulary.tokenization import describe_difference
 
@@ -48,7 +49,7 @@ def convert(
       InputError: the source is not a model, the target is not empty, its format cannot express the
         model, or two models are no pair. Nothing is left behind.
     """
-    source, target = epath.Path(source), epath.Path(target)
+    source, target = model_path(source), epath.Path(target)
     with new_directory(target, "DST") as draft:
         if format_name == "bertjax":
             converted = read_checkpoint(source, partial(_read, format_name, target_format))

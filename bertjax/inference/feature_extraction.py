@@ -31,6 +31,7 @@ from bertjax.tasks.embeddings import (
 from bertjax.training.initialization import PretrainedModel
 from bertjax.workdir.draft import exclusive_draft
 from data_pipelines.errors import InputError
+from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.parsing import parse_object
 
@@ -56,7 +57,7 @@ def find_embedding_options(
     """
     saved = find_pooling_config(directory)
     if saved is None:
-        return epath.Path(directory), EmbeddingOptions(
+        return model_path(directory), EmbeddingOptions(
             tuple(layers), level, pooling or "mean", normalize
         )
     if not pooling and level == "text":

@@ -35,6 +35,7 @@ from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
+from data_pipelines.hub import model_path
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
@@ -107,7 +108,7 @@ class PretrainedModel:
             self.bert_config, self._shapes = read_checkpoint(path, self._open_checkpoint, step)
         else:
             registry.register_heads()
-            self.path = epath.Path(path)
+            self.path = model_path(path)
             self._published = read_model(path, format_name)
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
@@ -323,7 +324,7 @@ def open_recorded(field: str, path: epath.PathLike, workdir: epath.Path) -> Pret
         return PretrainedModel(path)
     recorded = read_json_object(record, {"step?": int, "digest": str}, "Use another --workdir.")
     step = recorded.get("step")
-    is_checkpoint = (epath.Path(path) / MANIFEST_FILE).exists()
+    is_checkpoint = (model_path(path) / MANIFEST_FILE).exists()
     if step is not None and not is_checkpoint and not has_checkpoint(path, step):
         raise InputError(
             f"{field}={path}: its checkpoint of step {step}, which the run in {workdir} began "

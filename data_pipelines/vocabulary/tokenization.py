@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.paths import check_exists
@@ -107,7 +108,7 @@ def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokeni
     Raises:
       InputError: the file is missing or not a vocabulary, or contradicts the arguments.
     """
-    path = check_exists(path, VOCABULARY_FIX)
+    path = check_exists(model_path(path), VOCABULARY_FIX)
     config: dict[str, Any] = {}
     is_directory = path.is_dir()
     if is_directory:

@@ -1,0 +1,118 @@
+"""Models on the Hugging Face Hub, named `hf://ORG/NAME` or `hf://ORG/NAME@REVISION`.
+
+`huggingface_hub` keeps downloads in its cache, which is read where there is no connection. Its
+environment variables HF_ENDPOINT, HF_TOKEN and HF_HOME are read by it.
+"""
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from data_pipelines.errors import InputError
+from data_pipelines.paths import as_path
+
+if TYPE_CHECKING:
+    from etils import epath
+
+HUB = "hf://"
+# Weights of one kind only: a repository often has them in three.
+_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
+_TORCH_PATTERNS = ("pytorch_model*.bin",)
+_UPLOAD_FIX = "Convert to a directory, and send it later with `hf upload`."
+
+
+def is_hub(path: "epath.PathLike") -> bool:
+    """Return whether a path names a model on the Hub."""
+    return os.fspath(path).startswith(HUB)
+
+
+def model_path(path: "epath.PathLike") -> "epath.Path":
+    """Return the path of a model that a user names; one on the Hub is downloaded.
+
+    Raises:
+      InputError: the path is empty, or the model cannot be downloaded.
+    """
+    return as_path(_download(os.fspath(path))) if is_hub(path) else as_path(path)
+
+
+def parse_hub_path(path: "epath.PathLike") -> tuple[str, str | None]:
+    """Return the id and the revision, None for the newest, of a model on the Hub.
+
+    Raises:
+      InputError: the text is malformed.
+    """
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", os.fspath(path))
+    if not match:
+        raise InputError(f"{os.fspath(path)}: not a model on the Hub. Write hf://ORG/NAME.")
+    return match[1], match[2]
+
+
+@functools.cache
+def _download(path: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    repo_id, revision = parse_hub_path(path)
+    with _errors(path, "Download the model elsewhere, with `hf download`, and name its directory."):
+        directory = snapshot_download(repo_id, revision=revision, allow_patterns=[*_PATTERNS])
+        if not any(name.endswith(".safetensors") for name in os.listdir(directory)):
+            patterns = [*_PATTERNS, *_TORCH_PATTERNS]
+            directory = snapshot_download(repo_id, revision=revision, allow_patterns=patterns)
+    return directory
+
+
+def create_repository(path: "epath.PathLike") -> None:
+    """Create the repository of a model, private unless it exists.
+
+    Raises:
+      InputError: it cannot be created, as without a token.
+    """
+    repo_id, revision = parse_hub_path(path)
+    if revision:
+        raise InputError(f"{os.fspath(path)}: models are written to the newest revision. Remove @.")
+    with _errors(os.fspath(path), _UPLOAD_FIX):
+        _api().create_repo(repo_id, private=True, exist_ok=True)
+
+
+def upload(directory: "epath.PathLike", path: "epath.PathLike") -> None:
+    """Write the files of a directory to a repository as one commit.
+
+    Raises:
+      InputError: they cannot be written.
+    """
+    with _errors(os.fspath(path), _UPLOAD_FIX):
+        _api().upload_folder(repo_id=parse_hub_path(path)[0], folder_path=os.fspath(directory))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+@contextlib.contextmanager
+def _errors(path: str, fix: str) -> Iterator[None]:
+    """Raise the errors of the Hub as one line; `fix` is that of a missing connection."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError):
+        raise InputError(
+            f"{path}: there is no such model, or it is not yours to read. Check the name, or log "
+            "in with `hf auth login`."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise InputError(f"{path}: there is no such revision. Check the part after @.") from None
+    except errors.HFValidationError as error:
+        raise InputError(f"{path}: not a model on the Hub ({error}).") from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(getattr(error, "response", None), "status_code", "an error")
+        fix = "Log in with `hf auth login`." if status in (401, 403) else "Try again later."
+        raise InputError(f"{path}: the Hub answers {status}. {fix}") from None
+    except (OSError, errors.HTTPError) as error:  # no answer, and nothing in the cache
+        raise InputError(
+            f"{path}: the Hub cannot be reached ({type(error).__name__}). {fix}"
+        ) from None
