@@ -270,7 +270,7 @@ def test_layer_selection_applies_to_the_decoder(published) -> None:
     config = bert_with(decoder="cross_attention")
     model = draw_model(config, None, "decoder", "mlm")
     pretrained._published, pretrained._shapes = model, model.params
-    pretrained.select_layers([1])
+    pretrained.select_layers("1")
     for part in ("encoder", "decoder"):
         for (name, selected), (_, before) in zip(
             named_leaves(pretrained.host_params()[part]),

@@ -12,8 +12,9 @@ from processes import Command
 
 from bertjax.cli.sweep import SAMPLERS
 from bertjax.config.config import Config, OptimizerSection
+from bertjax.reports.sweep import read_sweep, render_sweep
 from bertjax.sweeps.grid import Trial
-from bertjax.sweeps.search import Range, Search, parse_range
+from bertjax.sweeps.search import MedianPruning, Range, Search, parse_range
 from bertjax.sweeps.sweep import sweep
 from data_pipelines.errors import InputError
 
@@ -141,6 +142,40 @@ def test_parse_range_rejects_other_texts(entry: str) -> None:
 def test_search_rejects_invalid_options(options, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_search(**options)
+
+
+def test_median_pruning_ends_runs_below_the_median_of_five() -> None:
+    curves = [{2: score, 4: score} for score in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert not MedianPruning(curves[:4]).is_pruned({2: 0.0})  # too few to compare with
+    pruning = MedianPruning([*curves, {2: -math.inf}, {}])
+    assert pruning.is_pruned({2: 0.29}) and not pruning.is_pruned({2: 0.31})
+    assert not pruning.is_pruned({2: 0.31, 4: 0.1})  # its best score counts
+    assert pruning.is_pruned({2: -math.inf})
+    assert not pruning.is_pruned({3: 0.0})  # no other run was evaluated at this step
+
+
+@pytest.mark.minutes
+def test_pruned_runs_end_early_and_are_never_the_best(toys, tmp_path) -> None:
+    fields: dict[str, object] = {"steps": 8, "log_every": 2, "eval_every": 2}
+    fields["checkpoint_every"] = 2
+    fields |= {"optimizer.warmup": 1, "best_metric": "loss"}
+
+    def load_toy(point: Mapping[str, str]) -> Config:
+        return toy_tasks.configuration("single_label", toys, **{**fields, **point})
+
+    def search() -> Search:
+        rates = ["optimizer.learning_rate=1e-5..1e-2:log"]
+        return Search(load_toy, "random", rates, [], 9, 8, prunes=True)
+
+    results = sweep(search(), load_toy({}), tmp_path / "search")
+    pruned = {run["point"]: run["pruned_at"] for run in results["runs"] if "pruned_at" in run}
+    assert pruned and all(step < 8 for step in pruned.values())
+    assert not any(results["best"].startswith(label) for label in pruned)
+    for point in results["points"]:
+        assert (point["mean"] is None) == (point["label"] in pruned or point["num_failed"] == 8)
+    again = sweep(search(), load_toy({}), tmp_path / "search")
+    assert again == results
+    assert "learning_rate" in render_sweep("search", read_sweep(tmp_path / "search" / "sweep.json"))
 
 
 @pytest.mark.slow

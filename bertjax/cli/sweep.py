@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, metavar="N", help="points of a search; may grow later (none)"
     )
     parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="in a search end runs that are worse than the median of earlier ones at an evaluation "
+        "(no run)",
+    )
+    parser.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
     )
     parser.add_argument(
@@ -72,8 +78,9 @@ def check(args: argparse.Namespace) -> None:
     check_directory(args.workdir, "--workdir")
     if args.runs_per_device < 1:
         raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
-    if not args.search and (args.range or args.trials is not None):
+    if not args.search and (args.range or args.trials is not None or args.prune):
         name = f"--range={args.range[0]}" if args.range else f"--trials={args.trials}"
+        name = "--prune" if args.prune else name
         raise InputError(f"{name}: only a search reads it. Add --search=tpe or --search=random.")
     if args.search and args.trials is None:
         raise InputError(f"--search={args.search}: no number of points. Add --trials=N.")
@@ -98,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     trials: list[Trial] | Search
     if args.search:
         options = args.search, args.range, args.grid, args.trials, args.seeds
-        trials = Search(load_with_fields, *options)
+        trials = Search(load_with_fields, *options, prunes=args.prune)
     else:
         trials = make_trials(load_with_fields, args.grid, args.seeds)
     initialize_distributed(args, base_config, handles_preemption=True)

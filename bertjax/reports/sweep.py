@@ -19,7 +19,7 @@ _FIX = "Run the sweep again."
 _NUMBER = (float, None)
 _POINT = {"label": str, "num_runs": int, "num_failed": int}
 _POINT |= dict.fromkeys(("mean?", "std?", "min?", "max?"), float)
-_RUN = {"name": str, "point": str, "failed": bool, "scores": {str: _NUMBER}}
+_RUN = {"name": str, "point": str, "failed": bool, "scores": {str: _NUMBER}, "pruned_at?": int}
 _SCHEMA = {"primary_metric": str, "best": str, "runs": [_RUN], "points": [_POINT]}
 
 

@@ -25,6 +25,9 @@ from bertjax.training.metrics_file import read_metrics
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.run_record import write_checkpoint_metadata
 
+# Of a step, names of runs and their scores at that step, or none, to whether all are pruned.
+Pruning = Callable[[int, Sequence[str], Mapping[str, Mapping[str, float]]], bool]
+
 
 class ParallelRuns:
     """Stacked batches, metrics and scores of parallel runs; see `bertjax.training.trainer.Runs`.
@@ -37,6 +40,7 @@ class ParallelRuns:
       task: the data of the sweep.
       step_functions: vmapped step functions of these configurations.
       batch_size: sequences of the batch of each run.
+      pruning: whether to end the runs early; None for never.
     """
 
     standalone = False
@@ -48,8 +52,10 @@ class ParallelRuns:
         task: Task,
         step_functions: ParallelStepFunctions,
         batch_size: int,
+        pruning: Pruning | None = None,
     ) -> None:
-        self.num_runs = len(configs)
+        self.num_runs, self._pruning = len(configs), pruning
+        self._latest: dict[str, Evaluation] = {}  # of this process
         self._names, self._task, self._step_functions = names, task, step_functions
         self._batch_size, self._total_steps = batch_size, configs[0].total_steps
         self._schedules = [learning_rate_schedule(config.optimizer_config()) for config in configs]
@@ -90,9 +96,15 @@ class ParallelRuns:
         def evaluator(params: Any) -> dict[str, Evaluation]:
             evaluations = evaluate(params)[: len(self._names)]
             mean = Evaluation(_finite_means([evaluation.scores for evaluation in evaluations]))
-            return {"": mean} | dict(zip(self._names, evaluations, strict=True))
+            self._latest = dict(zip(self._names, evaluations, strict=True))
+            return {"": mean} | self._latest
 
         return evaluator
+
+    def are_pruned(self, step: int) -> bool:
+        """Return whether all runs are pruned at the evaluation of a step, or the last before it."""
+        scores = {name: evaluation.scores for name, evaluation in self._latest.items()}
+        return self._pruning is not None and self._pruning(step, self._names, scores)
 
 
 def make_parallel_trainer(
@@ -102,6 +114,7 @@ def make_parallel_trainer(
     workdir: epath.Path,
     sweep_dir: epath.Path,
     teacher: PretrainedModel | None = None,
+    pruning: Pruning | None = None,
 ) -> Trainer:
     """Return the trainer of parallel runs, whose state has a leading axis of runs.
 
@@ -112,6 +125,7 @@ def make_parallel_trainer(
       workdir: directory of these runs.
       sweep_dir: directory of the sweep, which records initial model and teacher of all its runs.
       teacher: the model that they learn from; None without distillation.
+      pruning: whether to end them early; None for never.
     """
     first, batch_size = trials[0].config, task.objective.batch_size
     task = task.with_config(resolve_like(first, task.config))
@@ -121,20 +135,21 @@ def make_parallel_trainer(
     configs = [resolve_like(trial.config, config) for trial in filled]
     step_functions = step_functions.with_configs(configs)
     names = [trial.name for trial in trials]
-    runs = ParallelRuns(names, configs, task, step_functions, batch_size)
+    runs = ParallelRuns(names, configs, task, step_functions, batch_size, pruning)
     return Trainer(
         config, workdir, task, step_functions, runs, init_record_dir=sweep_dir, teacher=teacher
     )
 
 
-def read_final_scores(trainer: Trainer, trials: Sequence[Trial]) -> list[dict[str, float]]:
-    """Return the last scores of each run, in the order of the trials."""
-    scores = {
-        line["split"]: {k: v for k, v in line.items() if k not in ("step", "split")}
-        for line in read_metrics(trainer.workdir)
-        if line["step"] == trainer.config.total_steps
-    }
-    return [scores[f"{trial.name}/eval"] for trial in trials]
+def read_scores(workdir: epath.Path, names: Sequence[str]) -> dict[str, dict[int, Any]]:
+    """Return run -> step -> scores at that step, of parallel runs in their directory."""
+    scores: dict[str, dict[int, Any]] = {name: {} for name in names}
+    for line in read_metrics(workdir):
+        name, _, split = line["split"].rpartition("/")
+        if split == "eval" and name in scores:
+            values = {k: v for k, v in line.items() if k not in ("step", "split")}
+            scores[name][line["step"]] = values
+    return scores
 
 
 def write_run(

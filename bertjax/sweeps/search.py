@@ -51,6 +51,42 @@ def parse_range(entry: str) -> tuple[str, Range]:
     return name, found
 
 
+class MedianPruning:
+    """End of runs whose scores are worse than the median of earlier runs at the same step.
+
+    It is Optuna's `MedianPruner`, which prunes none of the first five runs.
+
+    Args:
+      curves: step -> score of each earlier run, the larger the better.
+
+    Raises:
+      InputError: Optuna is not installed.
+    """
+
+    def __init__(self, curves: Sequence[Mapping[int, float]]) -> None:
+        optuna = _import_optuna()
+        self._study = optuna.create_study(
+            direction="maximize", pruner=optuna.pruners.MedianPruner()
+        )
+        for curve in curves:
+            finite = {step: score for step, score in curve.items() if score > -math.inf}
+            if finite:
+                value = finite[max(finite)]
+                self._study.add_trial(
+                    optuna.trial.create_trial(value=value, intermediate_values=finite)
+                )
+
+    def is_pruned(self, curve: Mapping[int, float]) -> bool:
+        """Return whether a run with these scores so far ends."""
+        trial = self._study.ask()
+        for step, score in curve.items():
+            if score == -math.inf:
+                return True
+            trial.report(score, step)
+        pruned: bool = trial.should_prune()
+        return pruned
+
+
 class Search:
     """Points that a sampler of Optuna proposes, with several seeds each.
 
@@ -61,8 +97,10 @@ class Search:
       grid: "FIELD=VALUE,VALUE,..." for each field with choices.
       num_points: points of the whole search.
       seeds: runs of each point.
+      prunes: whether runs end that are worse than the median of earlier ones.
 
     Attributes:
+      prunes: as given.
       num_runs: runs of the whole search.
 
     Raises:
@@ -77,7 +115,9 @@ class Search:
         grid: Sequence[str],
         num_points: int,
         seeds: int,
+        prunes: bool = False,
     ) -> None:
+        self.prunes = prunes
         self._load, self._sampler, self._seeds = load, sampler, seeds
         self._optuna = _import_optuna()
         self._num_points, self.num_runs = num_points, num_points * seeds

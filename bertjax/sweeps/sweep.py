@@ -17,13 +17,14 @@ from bertjax.mesh import distributed
 from bertjax.steps.parallel_runs import ParallelStepFunctions
 from bertjax.sweeps.grid import Trial, group_by_shape
 from bertjax.sweeps.parallel_training import (
+    Pruning,
     make_parallel_trainer,
     prepare_task,
-    read_final_scores,
+    read_scores,
     resolve_like,
     write_run,
 )
-from bertjax.sweeps.search import Search
+from bertjax.sweeps.search import MedianPruning, Search
 from bertjax.sweeps.sweep_state import SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
@@ -77,7 +78,8 @@ def sweep(
     with WorkdirLock(workdir) as lock:
         state = SweepState(workdir)
         num_runs = trials.num_runs if isinstance(trials, Search) else len(trials)
-        runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs)
+        prunes = isinstance(trials, Search) and trials.prunes
+        runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs, prunes)
         if isinstance(trials, Search):
             all_trials = trials.restore(state.results)
             state.check_trials(all_trials)
@@ -115,6 +117,7 @@ class SweepRunner:
       lock: lock of the workdir.
       runs_per_device: parallel runs of a device.
       num_runs: runs of the whole sweep.
+      prunes: whether runs end that are worse than the median of earlier ones.
 
     Attributes:
       num_parallel: runs that are trained at once.
@@ -128,9 +131,10 @@ class SweepRunner:
         lock: WorkdirLock,
         runs_per_device: int,
         num_runs: int,
+        prunes: bool = False,
     ) -> None:
         self._base_config, self._state, self._lock = base_config, state, lock
-        self._num_runs = num_runs
+        self._num_runs, self._prunes = num_runs, prunes
         self.num_parallel = runs_per_device * jax.device_count()
         self.primary_metric = ""
         # The last shape, which the next runs of a search may have, with its program.
@@ -179,11 +183,33 @@ class SweepRunner:
             done = len(self._state.results)
             _log.info("%d of %d runs done; now %s.", done, self._num_runs, names)
             directory = self._state.parallel_dir(selected, self.num_parallel)
+            pruning = self._make_pruning(directory) if self._prunes else None
             trainer = make_parallel_trainer(
-                selected, task, step_functions, directory, self._state.workdir, teacher
+                selected, task, step_functions, directory, self._state.workdir, teacher, pruning
             )
             trainer.train()
-            _record(trainer, selected, self.primary_metric, self._state, self._base_config)
+            _record(
+                trainer,
+                selected,
+                self.primary_metric,
+                self._state,
+                self._base_config,
+                self._prunes,
+            )
+
+    def _make_pruning(self, directory: epath.Path) -> Pruning:
+        """Return whether runs in a directory end, which follows from their scores up to a step."""
+        median = MedianPruning(self._state.curves)
+
+        def pruning(
+            step: int, names: Sequence[str], latest: Mapping[str, Mapping[str, float]]
+        ) -> bool:
+            curves = _comparable_curves(directory, names, self.primary_metric, step)
+            for name, scores in latest.items():  # a bucket gets them later
+                curves[name][step] = comparable_score(self.primary_metric, scores)
+            return all(curves[name] and median.is_pruned(curves[name]) for name in names)
+
+        return pruning
 
     def comparable_scores(self) -> dict[str, float]:
         """Return run -> its primary metric, the larger the better; -inf for a failed run."""
@@ -220,24 +246,47 @@ def _make_step_functions(
     return ParallelStepFunctions([config] * num_parallel, objective)
 
 
+def _comparable_curves(
+    directory: epath.Path, names: Sequence[str], primary_metric: str, last: int
+) -> dict[str, dict[int, float]]:
+    """Return run -> step -> its primary metric, the larger the better, up to a step."""
+    return {
+        name: {
+            step: comparable_score(primary_metric, scores)
+            for step, scores in curve.items()
+            if step <= last
+        }
+        for name, curve in read_scores(directory, names).items()
+    }
+
+
 def _record(
     trainer: Trainer,
     trials: Sequence[Trial],
     primary_metric: str,
     state: SweepState,
     base_config: Config,
+    prunes: bool,
 ) -> None:
     """Record the scores of parallel runs, and keep the best run so far."""
-    scores = read_final_scores(trainer, trials)
-    results = {
-        trial.name: {
+    names, total = [trial.name for trial in trials], int(trainer.config.steps)
+    by_step = read_scores(trainer.workdir, names)
+    last = max(by_step[names[0]])  # parallel runs end together
+    scores = [by_step[name][last] for name in names]
+    results: dict[str, dict[str, Any]] = {
+        name: {
             # JSON has no number that is not finite.
             "scores": {k: v if math.isfinite(v) else None for k, v in run_scores.items()},
             "failed": not math.isfinite(run_scores.get("loss", math.nan))
             or trainer.task.is_degenerate(run_scores),
         }
-        for trial, run_scores in zip(trials, scores, strict=True)
+        for name, run_scores in zip(names, scores, strict=True)
     }
+    if prunes:
+        curves = _comparable_curves(trainer.workdir, names, primary_metric, last)
+        for name, curve in curves.items():
+            finite = {str(k): v if math.isfinite(v) else None for k, v in curve.items()}
+            results[name] |= {"curve": finite} | ({"pruned_at": last} if last < total else {})
     comparable = [
         comparable_score(primary_metric, run_scores)
         if all(map(math.isfinite, run_scores.values()))  # an accuracy of NaN outputs is finite
@@ -246,9 +295,11 @@ def _record(
     ]
     best = int(np.argmax(comparable))
     earlier = [
-        _comparable_recorded_score(primary_metric, run["scores"]) for run in state.results.values()
+        _comparable_recorded_score(primary_metric, run["scores"])
+        for run in state.results.values()
+        if "pruned_at" not in run
     ]
-    if comparable[best] > max(earlier, default=-math.inf):
+    if last == total and comparable[best] > max(earlier, default=-math.inf):
         path = state.workdir / BEST_DIR
         write_run(trainer, best, trials[best], scores[best], base_config, path)
     state.record(trainer.workdir, trials, trainer.task, results)
@@ -284,20 +335,24 @@ def summarize(
     Returns:
       `primary_metric` is the name of the score that ranks runs, `best` the name of the best run.
       `points` has a summary of each point of the grid: `label`, `num_runs`, `num_failed`, and
-      `mean`, `std`, `min` and `max` of the score over the runs that did not fail. `runs` has
-      `name`, `point` (label of its point), `seed`, `scores` and `failed` of each run.
+      `mean`, `std`, `min` and `max` of the score over the runs that neither failed nor were
+      pruned. `runs` has `name`, `point` (label of its point), `seed`, `scores`, `failed` and, if it
+      was pruned, `pruned_at`, its last step, of each run.
 
     Raises:
       CommandError: no run has a finite score.
     """
     comparable = {
-        name: _comparable_recorded_score(primary_metric, run["scores"])
+        name: -math.inf
+        if "pruned_at" in run
+        else _comparable_recorded_score(primary_metric, run["scores"])
         for name, run in results.items()
     }
     points = []
     for label in dict.fromkeys(trial.label for trial in trials):
         runs = [results[trial.name] for trial in trials if trial.label == label]
-        scores = [run["scores"][primary_metric] for run in runs if not run["failed"]]
+        complete = [run for run in runs if not (run["failed"] or "pruned_at" in run)]
+        scores = [run["scores"][primary_metric] for run in complete]
         points.append(
             {
                 "label": label,

@@ -6,6 +6,7 @@ exists, an error can be fixed by any change of the configuration.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,11 +29,8 @@ DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
 # Fields that may change when a sweep is resumed. These two decide the scores and the best run.
 _RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric"}
-_RUN_KEYS = (
-    "config",
-    "data_fingerprint",
-    "logits_digest",
-)  # of an entry; its other keys are the outcome
+# Of an entry; its other keys are the outcome.
+_RUN_KEYS = ("config", "data_fingerprint", "logits_digest", "curve")
 
 
 class SweepState:
@@ -95,6 +93,15 @@ class SweepState:
                     f"distill.logits={trial.config.distill.logits}: {self.workdir} holds a sweep "
                     "with other logits. Use another --workdir, or the file of that sweep."
                 )
+
+    @property
+    def curves(self) -> list[dict[int, float]]:
+        """Comparable score of each finished run by step, of a search that prunes."""
+        return [
+            {int(step): -math.inf if score is None else score for step, score in curve.items()}
+            for entry in self._entries.values()
+            if (curve := entry.get("curve"))
+        ]
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
@@ -160,10 +167,9 @@ class SweepState:
 
 def _read_entries(path: epath.Path) -> dict[str, dict[str, Any]]:
     entry = {"config": {str: object}, "data_fingerprint": str, "logits_digest?": str}
-    entry |= {"failed": bool}
-    return read_json_object(
-        path, {str: entry | {"scores": {str: (float, None)}}}, "Use another --workdir."
-    )
+    entry |= {"failed": bool, "scores": {str: (float, None)}}
+    entry |= {"pruned_at?": int, "curve?": {str: (float, None)}}
+    return read_json_object(path, {str: entry}, "Use another --workdir.")
 
 
 def write_json(path: epath.Path, content: Any) -> None:

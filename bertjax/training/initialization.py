@@ -21,6 +21,7 @@ from bertjax.checkpointing.parameters import (
     load_params,
     read_param_shapes,
 )
+from bertjax.config.compound_values import parse_init_layers
 from bertjax.config.config import Config
 from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
 from bertjax.formats.detection import find_format
@@ -231,12 +232,15 @@ class PretrainedModel:
         """Remove the parts that are not named: `load` and `host_params` lack them then."""
         self._shapes = {name: self._shapes[name] for name in parts}
 
-    def select_layers(self, layers: Sequence[int]) -> None:
-        """Keep some of its blocks, numbered from 0, in this order.
+    def select_layers(self, spec: str) -> None:
+        """Keep some of its blocks in their order in `init_layers`, or all if that is empty.
 
         Raises:
           InputError: it lacks one of them.
         """
+        if not spec:
+            return
+        layers = parse_init_layers(spec)
         count = self.bert_config.num_hidden_layers
         if missing := [layer for layer in layers if layer >= count]:
             raise InputError(
@@ -245,9 +249,7 @@ class PretrainedModel:
             )
         self.digest  # noqa: B018 (of the model at the path, not of what is kept)
         params = dict(self.host_params())
-        params = map_named(
-            lambda name, leaf: leaf[list(layers)] if "/blocks/" in name else leaf, params
-        )
+        params = map_named(lambda name, leaf: leaf[layers] if "/blocks/" in name else leaf, params)
         self.bert_config = dataclasses.replace(self.bert_config, num_hidden_layers=len(layers))
         self._published = NumpyModel(self.bert_config, params, self.tokenizer, labels=self.labels)
         self._shapes = params

@@ -144,6 +144,10 @@ class SingleRun:
         learning_rate = float(self._schedule(position))
         return {"": means(self.fetch(sums)) | {"learning_rate": learning_rate}}
 
+    def are_pruned(self, step: int) -> bool:
+        """Return False: a single run has none to be compared with."""
+        return False
+
     def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
         """Return a function from parameters to evaluations by run."""
         evaluate = make_evaluator(self._task, self._step_functions)

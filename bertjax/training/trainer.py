@@ -15,7 +15,6 @@ from etils import epath
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.divergence import DivergenceCheck
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
-from bertjax.config.compound_values import parse_init_layers
 from bertjax.config.config import Config
 from bertjax.errors import StoppedError
 from bertjax.faults import fault_point
@@ -80,6 +79,9 @@ class Runs(Protocol):
     def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
         """Return a function from parameters to evaluations; empty without eval sets."""
 
+    def are_pruned(self, step: int) -> bool:
+        """Return whether the evaluations up to a step end the training."""
+
 
 class Trainer:
     """Trains in a workdir: restores, then trains, logs, evaluates and saves.
@@ -127,8 +129,7 @@ class Trainer:
         self._init_record_dir = init_record_dir or self.workdir
         if config.init and not has_checkpoint(self.workdir):
             self._pretrained = open_recorded("init", config.init, self._init_record_dir)
-            if config.init_layers:
-                self._pretrained.select_layers(parse_init_layers(config.init_layers))
+            self._pretrained.select_layers(config.init_layers)
             check_tokenizer(task, self._pretrained.tokenizer, self._pretrained.path)
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
@@ -250,11 +251,11 @@ class Trainer:
                         if evaluations:
                             self._divergence.check_values(step, evaluations[""].scores)
                         is_best = self._is_best(writers, state, evaluations.get(""))
-                        ends_early = evaluates and not is_best and self._ends_early(step)
+                        ends_early = evaluates and not last and self._ends_early(step, is_best)
                         if is_best or saves or ends_early:
                             self._save(writers, state, evaluations.get(""))
                     if ends_early:
-                        writers.print_line(f"early stopping: no better {config.best_metric}.")
+                        writers.print_line("ended early: the scores no longer compete.")
                     if last or ends_early:  # the batches of a run with a time budget never end
                         break
                     if advice := meter.advice():
@@ -321,9 +322,10 @@ class Trainer:
     def _is_last(self, step: int) -> bool:
         return self._budget.is_over(step) if self._budget else step == self.config.total_steps
 
-    def _ends_early(self, step: int) -> bool:
-        is_on = self.config.early_stopping > 0
-        return is_on and self._early_stopping.is_over(step, self.checkpointer.best_step())
+    def _ends_early(self, step: int, is_best: bool = False) -> bool:
+        if self.config.early_stopping and not is_best:
+            return self._early_stopping.is_over(step, self.checkpointer.best_step())
+        return self._runs.are_pruned(step)
 
     def _elapsed_seconds(self, step: int) -> float:
         """Return the part of the time budget that was used after a step, in seconds."""
@@ -350,8 +352,7 @@ class Trainer:
             self._budget.update(step)
 
     def _check_losses(self, step: int, metrics: Mapping[str, float]) -> None:
-        losses = {name: metrics[name] for name in ("loss", "grad_norm")}
-        self._divergence.check_values(step, losses)
+        self._divergence.check_values(step, {n: metrics[n] for n in ("loss", "grad_norm")})
 
     def _log_evaluations(
         self, writers: MetricWriters, state: TrainState, evaluations: Mapping[str, Evaluation]

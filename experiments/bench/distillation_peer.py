@@ -41,7 +41,6 @@ def write_models(config: "Config", directory: pathlib.Path) -> None:
     """Write the student before its first step, and the teacher, for the peer to read."""
     import jax
 
-    from bertjax.config.config import parse_init_layers
     from bertjax.formats import huggingface
     from bertjax.formats.loading import read_model
     from bertjax.formats.tensors import NumpyModel
@@ -53,8 +52,7 @@ def write_models(config: "Config", directory: pathlib.Path) -> None:
     config = task.config.resolve(task.examples_per_epoch)
     functions = StepFunctions(config, task.objective, jax.devices()[:1])
     init = PretrainedModel(config.init)
-    if config.init_layers:
-        init.select_layers(parse_init_layers(config.init_layers))
+    init.select_layers(config.init_layers)
     params = functions.init(init.load_init_params(functions.init_shapes)).params
     student = NumpyModel(config.model, jax.device_get(params), task.tokenizer, labels=task.labels)
     for name, model in ((STUDENT, student), (TEACHER, read_model(config.distill.teacher))):
