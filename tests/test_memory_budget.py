@@ -36,6 +36,11 @@ MIB = 2**20
 CPU = "INTERNAL: Error dispatching computation: Out of memory allocating 30150751720 bytes."
 GPU = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1048576 bytes."
 TPU = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm."
+VMEM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 16.40M of 16.00M vmem."
+
+
+def test_failed_allocation_bytes_counts_no_vmem() -> None:
+    assert failed_allocation_bytes(RuntimeError(VMEM)) is None
 
 
 def test_failed_allocation_bytes_reads_the_errors_of_every_backend() -> None:

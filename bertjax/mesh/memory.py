@@ -101,9 +101,12 @@ def program_bytes(compiled: jax.stages.Compiled) -> int:
 def failed_allocation_bytes(error: BaseException) -> int | None:
     """Return the bytes that an out-of-memory error of XLA names; None for another error.
 
-    A compiler's error names all memory of the program, a run-time error the last allocation.
+    A compiler's error names all memory of the program, a run-time error the last allocation. VMEM,
+    the memory of a TPU core, is not counted.
     """
     message = str(error)
+    if "in memory space vmem" in message:
+        return None
     if match := _FAILED_ALLOCATION.search(message):  # on CPUs with another status code
         return int(match[1])
     if "RESOURCE_EXHAUSTED" in message and (match := _REQUIRED_MEMORY.search(message)):

@@ -179,7 +179,7 @@ def _analyze_function(
     except jax.errors.JaxRuntimeError as error:
         needed = failed_allocation_bytes(error)
         if needed is None:
-            if "CompileTimeScopedVmemOom" in str(error):
+            if "Ran out of memory in memory space vmem" in str(error):
                 raise CommandError(
                     f"topology={topology.name}: the TPU compiler exceeds VMEM, the memory of a "
                     "core, in a fusion. Use another batch_size, max_seq_length or libtpu."

@@ -39,8 +39,8 @@ def compiler_options(device: jax.Device, *, sdc_checker: bool = False) -> dict[s
         # is left to overlap with. Smaller groups are summed while the backward pass continues.
         options["xla_jf_crs_combiner_threshold_in_bytes"] = "2000000"
         options["xla_enable_async_all_reduce"] = True
-        # On TPU7x such a fusion exceeds VMEM at 512 tokens (libtpu 0.0.42).
-        if not device.device_kind.startswith("TPU7"):
+        # On TPU7x such a fusion exceeds VMEM at 512 tokens, on v2 and v3 always (libtpu 0.0.42).
+        if not device.device_kind.startswith(("TPU7", "TPU v2", "TPU v3")):
             options["xla_tpu_enable_async_collective_fusion_fuse_all_reduce"] = True
     if device.device_kind.startswith(("TPU v5", "TPU v6")):
         # By default a fusion may use 16 MiB of VMEM, all that older chips have. That is too little
