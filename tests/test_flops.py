@@ -65,6 +65,7 @@ def test_forward_flops_scale_with_batch_and_squared_length():
 @pytest.mark.parametrize(
     ("kind", "tera"),
     [
+        ("TPU v2", 22.5),
         ("TPU v3", 61.5),
         ("TPU v4", 275),
         ("TPU v5 lite", 197),
@@ -73,6 +74,8 @@ def test_forward_flops_scale_with_batch_and_squared_length():
         ("TPU v5p", 459),
         ("TPU v6 lite", 918),
         ("TPU v6e", 918),
+        ("Tesla V100-SXM2-32GB", 15.7),
+        ("Tesla T4", 8.1),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),

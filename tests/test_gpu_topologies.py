@@ -138,6 +138,33 @@ print(format_report(preflight(config, Topology("l4:1"))))
     )
 
 
+OLD_GPU = """
+import sys
+from bertjax.preflight.analysis import preflight
+from bertjax.preflight.topology import Topology
+from bertjax.tasks import registry
+from bertjax.config.loading import load_config
+fields = {"model.dtype": "bfloat16", "model.vocab_size": "1024", "batch_size": "16"}
+config = load_config(f"{sys.argv[1]}:model=1-128", fields, registry.data_fields())
+print(preflight(config, Topology(sys.argv[2]), train_only=True).to_json())
+"""
+
+
+@pytest.mark.slow
+@needs_gpu_compiler
+@pytest.mark.parametrize("kind", ["t4", *in_test_all("v100-16gb")])
+def test_preflight_compiles_for_gpus_without_bfloat16(kind: str) -> None:
+    report = json.loads(run_python(OLD_GPU, PRETRAIN, f"{kind}:2"))
+    assert report["fits"] and report["devices"] == 2
+    assert report["attention"].startswith("plain, recomputed (Tesla ")
+    assert all(seconds > 0 for seconds in report["train"]["roofline_seconds"].values())
+
+
+def test_gpus_without_bfloat16_have_names_that_the_kernels_reject() -> None:
+    old = {gpu.device_kind for gpu in GPUS.values() if "major: 7" in gpu.compute_capability}
+    assert len(old) == 3 and all(kind.startswith("Tesla ") for kind in old)
+
+
 def test_topology_memory_of_a_gpu_is_the_share_that_jax_allocates(monkeypatch) -> None:
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     assert Topology("h200:8").memory_bytes == 0.75 * 141 * GIB

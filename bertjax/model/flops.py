@@ -7,7 +7,8 @@ B).
 from bertjax.model.bert_config import BertConfig
 
 # Dense bfloat16 peak in FLOP/s of one JAX device by the prefix of its `device_kind`. The first
-# match counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
+# match counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100 and T4 have no bfloat16
+# units and multiply in float32, whose peak counts.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v2", 22.5e12),
     ("TPU v3", 61.5e12),
@@ -18,7 +19,8 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v5", 459e12),
     ("TPU v6", 918e12),
     ("TPU7", 1153.5e12),
-    ("Tesla V100", 125e12),
+    ("Tesla V100", 15.7e12),
+    ("Tesla T4", 8.1e12),
     ("NVIDIA A100", 312e12),
     ("NVIDIA H100 PCIe", 756e12),
     ("NVIDIA H100 NVL", 835e12),

@@ -38,6 +38,12 @@ class TpuChip:
 
 
 TPUS = {
+    # A device is one of the two cores of a chip, which has half of its memory and bandwidth, and
+    # as on TPU7x the links of the chip (Jouppi et al. 2020, A Domain-Specific Supercomputer, and
+    # docs.cloud.google.com/tpu/docs/v3). Only a whole pod is a torus: 16x16 chips, 32x32 of v3.
+    # The compiler leaves 7.48 and 15.48 GiB.
+    "v2": TpuChip(7e8, round(7.48 * GIB), 3.5e11, 6.2e10, 16, devices=2),
+    "v3": TpuChip(9.4e8, round(15.48 * GIB), 4.5e11, 8.2e10, 32, devices=2),
     "v4": TpuChip(1.05e9, round(15.25 * GIB), 6.14e11, 4.5e10, 4),  # of one of two devices
     "v5e": TpuChip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
     "v5p": TpuChip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
@@ -76,9 +82,9 @@ class Topology:
         shapes |= dict.fromkeys(GPUS, rf"{size}(x{size})?")
         if not re.fullmatch(shapes.get(self.kind, "-"), self.name.partition(":")[2]):
             raise InputError(
-                f"topology={self.name}: unknown. Use one such as v5e:4x4, v6e:8x8, v4:2x2x4, "
-                f"v5p:2x2x4, tpu7x:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 "
-                "(two hosts) or cpu:8."
+                f"topology={self.name}: unknown. Use one such as v5e:4x4, v6e:8x8, v2:4x4, v3:4x4, "
+                f"v4:2x2x4, v5p:2x2x4, tpu7x:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, "
+                "h100:2x8 (two hosts) or cpu:8."
             )
 
         if self.chips > (largest := _MAX_CPUS if self.kind == "cpu" else _MAX_CHIPS):
