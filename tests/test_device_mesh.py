@@ -5,13 +5,14 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.device_mesh import bfloat16_warning, lacks_bfloat16, make_mesh
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,22 @@ def test_make_mesh_keeps_both_devices_of_a_chip_together(fsdp, tensor) -> None:
     ]
     for one, other in make_mesh(-1, fsdp, tensor, halves).devices.reshape(-1, 2):
         assert one.coords == other.coords
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "lacks"),
+    [
+        *(("gpu", text, True) for text in ("6.0", "7.0", "7.5")),
+        *(("gpu", text, False) for text in ("8.0", "8.9", "9.0", "10.0", "12.1", "gfx90a")),
+        ("tpu", "", False),
+        ("cpu", "", False),
+    ],
+)
+def test_bfloat16_is_warned_of_on_nvidia_gpus_before_a100(platform, capability, lacks) -> None:
+    device = SimpleNamespace(platform=platform, device_kind="X", compute_capability=capability)
+    assert lacks_bfloat16(device) == lacks
+    assert ("--config.model.dtype=float32" in bfloat16_warning("bfloat16", device)) == lacks
+    assert not bfloat16_warning("float32", device)
 
 
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -33,6 +34,17 @@ def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
     assert not unsupported_reason(gpu_attention, shape=(8, 37, 3, 32))
     monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "Tesla V100-SXM2-16GB")
     assert unsupported_reason(gpu_attention) == f"Tesla V100-SXM2-16GB: {others}"
+
+
+def test_unsupported_reason_names_an_nvidia_gpu_without_triton(monkeypatch) -> None:
+    kind = "NVIDIA TITAN RTX"
+    gpu = SimpleNamespace(device_kind=kind, platform="gpu", compute_capability="7.5")
+    monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: kind)
+    assert not unsupported_reason(gpu_attention)
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    assert (
+        unsupported_reason(gpu_attention) == f"{kind}: the kernels are for NVIDIA GPUs since A100"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from bertjax.config.config import Config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
+from bertjax.training import run_summary
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
@@ -71,6 +72,12 @@ def test_config_warnings_name_a_fix(corpus) -> None:
 
 def test_config_warnings_accept_a_decay_that_ends_in_a_second_phase(corpus) -> None:
     assert warnings_of(corpus, steps=900, optimizer__decay_steps=1000) == []
+
+
+def test_summary_warns_of_bfloat16_on_a_gpu_without_it(corpus, monkeypatch) -> None:
+    message = "a GPU has no units: use --config.model.dtype=float32 if it fits."
+    monkeypatch.setattr(run_summary, "bfloat16_warning", lambda dtype, device: message)
+    assert summary_lines(make_run_config(corpus))[-1] == f"note      {message}"
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])

@@ -4,6 +4,7 @@ The sequences of a batch are sharded over the axes `data` and `fsdp`, heads over
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import jax
@@ -116,6 +117,27 @@ def gpu_kind() -> str:
     """Return the kind of the GPUs of the context's mesh, for which code is traced; "" for none."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.device_kind if device is not None and device.platform == "gpu" else ""
+
+
+def lacks_bfloat16(device: jax.Device) -> bool:
+    """Return whether a device is an NVIDIA GPU older than A100, such as V100, T4 and RTX 20.
+
+    They have no units for bfloat16, and compilers for them no Triton.
+    """
+    capability = getattr(device, "compute_capability", "")  # "7.5"; of AMD's GPUs "gfx90a"
+    is_nvidia = re.fullmatch(r"\d+\.\d+", str(capability)) is not None
+    return device.platform == "gpu" and is_nvidia and float(capability) < 8
+
+
+def bfloat16_warning(dtype: str, device: jax.Device) -> str:
+    """Return a warning with its fix if `model.dtype` suits a device badly; "" otherwise."""
+    if dtype != "bfloat16" or not lacks_bfloat16(device):
+        return ""
+    return (
+        f"{device.device_kind} has no units for bfloat16 and multiplies in float32, so "
+        "model.dtype=bfloat16 saves memory and no time: use --config.model.dtype=float32 if it "
+        "fits."
+    )
 
 
 def is_traced_for_cpu() -> bool:

@@ -12,7 +12,7 @@ import jax
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.errors import CommandError
-from bertjax.mesh.device_mesh import make_mesh, num_batch_shards
+from bertjax.mesh.device_mesh import bfloat16_warning, make_mesh, num_batch_shards
 from bertjax.mesh.memory import failed_allocation_bytes, program_bytes, shard_bytes
 from bertjax.model.decoder.options import Decoding
 from bertjax.preflight.estimates import estimate_gpu, estimate_tpu
@@ -57,6 +57,8 @@ def preflight(
     _log.info(
         f"compiling for {topology.name}, {objective.batch_size:,} sequences a step{runs}{remat}"
     )
+    if warning := bfloat16_warning(config.model.dtype, devices[0]):
+        _log.warning(warning)
     analyze = functools.partial(_analyze_function, topology, devices, num_shards)
     # On CPUs checkpoints are written from a copy of the state.
     copy_bytes = shard_bytes(functions.state_shapes) if topology.kind == "cpu" else 0

@@ -10,7 +10,7 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.config.user_functions import USER_FUNCTIONS
-from bertjax.mesh.device_mesh import num_batch_shards
+from bertjax.mesh.device_mesh import bfloat16_warning, num_batch_shards
 from bertjax.mesh.memory import format_bytes, shard_bytes
 from bertjax.model.heads import HEADS
 from bertjax.steps.parallel_runs import AnyStepFunctions
@@ -52,8 +52,10 @@ def summarize_run(
         "steps": _steps(config),
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
     }
-    warnings = [("note", warning) for warning in config_warnings(config, task)]
-    return "\n".join(f"{name:9} {line}" for name, line in [*lines.items(), *warnings])
+    dtype_warning = bfloat16_warning(config.model.dtype, step_functions.mesh.devices.flat[0])
+    warnings = [*config_warnings(config, task), *filter(None, [dtype_warning])]
+    notes = [("note", warning) for warning in warnings]
+    return "\n".join(f"{name:9} {line}" for name, line in [*lines.items(), *notes])
 
 
 def config_warnings(config: Config, task: Task) -> Iterator[str]:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from bertjax.mesh.device_mesh import gpu_kind, split_unsupported_reason
+from bertjax.mesh.device_mesh import gpu_kind, lacks_bfloat16, split_unsupported_reason
 from bertjax.model.attention.fused import FusedKernel, fused_attention, product
 from bertjax.model.attention.mask import visible_keys
 from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
@@ -55,7 +55,9 @@ _MASKED_SCORE = float(jnp.finfo(jnp.float32).min)
 def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     """Return why the kernels cannot serve queries [B, T, N, D] on the mesh, "" if they can."""
     batch_size, _, heads, head_size = query.shape
-    if not gpu_kind().startswith("NVIDIA"):  # older ones are called Tesla
+    # Preflight's older GPUs are called Tesla. Of others the process knows the compute capability.
+    attached = [device for device in jax.local_devices() if device.device_kind == gpu_kind()]
+    if not gpu_kind().startswith("NVIDIA") or any(map(lacks_bfloat16, attached)):
         return f"{gpu_kind() or 'no GPU'}: the kernels are for NVIDIA GPUs since A100"
     if triton is None:
         return f"jax {jax.__version__} has no Triton backend for Pallas"
