@@ -43,9 +43,14 @@ VALUES = {
     "time": "2-00:00:00",
     "partition": "gpu",
     "account": "lab",
+    "modules": "python/3.12 apptainer",
+    "apptainer": "/images/python.sif",
+    "mounts": "/data:/data",
+    "sbatch.constraint": "ib&v100",
+    "sbatch.contiguous": "",
 }
 FREE_TEXT_KEYS = ["name", "project", "bucket", "config", "config.seed"]
-FREE_TEXT_KEYS += ["image", "directory", "account"]
+FREE_TEXT_KEYS += ["image", "directory", "account", "apptainer", "sbatch.constraint"]
 SPECIAL_VALUES = VALUES | {key: f"{VALUES[key]} {SPECIAL_CHARACTERS}" for key in FREE_TEXT_KEYS}
 TRAIN = ["train", "--config", SPECIAL_VALUES["config"], "--workdir"]
 OVERRIDE = f"--config.seed={SPECIAL_VALUES['config.seed']}"

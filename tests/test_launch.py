@@ -14,7 +14,6 @@ from cloud_tool_stubs import (
     OVERRIDE,
     PODS,
     ROOT,
-    SPECIAL_CHARACTERS,
     SPECIAL_VALUES,
     SUBCOMMANDS,
     TRAIN,
@@ -128,31 +127,25 @@ def test_kubernetes_pod_receives_exact_values(laptop) -> None:
     assert laptop.recorded() == [["bertjax", *TRAIN, workdir, OVERRIDE]]
 
 
-def test_slurm_node_receives_exact_values(laptop, tmp_path) -> None:
-    values = SPECIAL_VALUES | {"directory": str(tmp_path / SPECIAL_CHARACTERS.replace("/", ""))}
-    bertjax = pathlib.Path(values["directory"]) / ".venv" / "bin"
-    stub(bertjax, "bertjax", "exit 75")
-    (laptop.bin / "mkdir").unlink()
-    laptop.stub("sbatch", body="pwd")
-    laptop.stub("ssh", body='exec sh -c "$2"')
-    done = laptop.launch("slurm.sh", "run", "--file", write_values(laptop.home, values))
-    assert done.returncode == 0, done.stderr
-    run = done.stdout.strip()
-    assert run == f"{values['directory']}/runs/{values['name']}"
-    _, job = laptop.recorded()
-    assert "--account=" + values["account"] in job and "--gpus-per-node=8" in job
-    script = job.index("../../experiments/launch/train.sbatch")
+# Accelerators
 
-    laptop.stub("srun", body='while [[ "$1" == --* ]]; do shift; done; exec "$@"')
-    laptop.stub("scontrol")
-    node = laptop.environment() | {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8"}
-    started = ["bash", LAUNCH / "train.sbatch", *job[script + 1 :]]
-    for restart, requeued in (("0", [["scontrol", "requeue", "7"]]), ("30", [])):
-        environment = node | {"SLURM_RESTART_COUNT": restart}
-        assert subprocess.run(started, cwd=run, env=environment).returncode == 75
-        _, training, *later_calls = laptop.recorded()
-        assert training == ["bertjax", *TRAIN, f"runs/{values['name']}", OVERRIDE]
-        assert later_calls == requeued
+RUNTIMES = {
+    "v2-8": "tpu-ubuntu2204-base",
+    "v3-32": "tpu-ubuntu2204-base",
+    "v4-16": "tpu-ubuntu2204-base",
+    "v5litepod-64": "v2-alpha-tpuv5-lite",
+    "v5p-8": "v2-alpha-tpuv5",
+    "v6e-256": "v2-alpha-tpuv6e",
+}
+
+
+@pytest.mark.parametrize("accelerator", RUNTIMES)
+def test_tpu_runtime_is_that_of_the_accelerator(laptop, accelerator) -> None:
+    values = write_values(laptop.home, VALUES | {"accelerator": accelerator})
+    (command,) = dry_run(laptop, "tpu_vm.sh", "create", "--file", values, "--runtime=")
+    assert f"--runtime-version={RUNTIMES[accelerator]}" in command
+    (command,) = dry_run(laptop, "tpu_vm.sh", "create", "--file", values, "--runtime=own")
+    assert "--runtime-version=own" in command
 
 
 # Errors
@@ -186,6 +179,19 @@ def test_slurm_node_receives_exact_values(laptop, tmp_path) -> None:
             "gke.sh create --file FILE --capacity reserved",
             "capacity='reserved': not supported on GKE",
         ),
+        *[
+            (
+                f"tpu_vm.sh {name} --file FILE --accelerator {accelerator}",
+                f"accelerator='{accelerator}': unknown. Use v2-N, v3-N, v4-N, v5litepod-N, v5p-N",
+            )
+            for name in ("create", "watch")
+            for accelerator in ("v5e-64", "v4", "v4-", "v6e-8x8", "v1-8")
+        ],
+        (
+            "tpu_vm.sh watch --file FILE --accelerator tpu7x-2x2x4",
+            "accelerator='tpu7x-2x2x4': the Cloud TPU API has no TPU7x. Use gke.sh.",
+        ),
+        ("tpu_vm.sh create --file FILE --sbatch.qos a", "'--sbatch.qos': unknown flag"),
         ("gke.sh run --file FILE --config 'a\nb'", "config: holds a line break"),
     ],
 )
@@ -202,7 +208,10 @@ def test_script_rejects_invalid_arguments_in_one_line(laptop, command, message) 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("zoen = us-west4-a", "values:2: 'zoen' is unknown. Use config.FIELD or one of name"),
+        (
+            "zoen = us-west4-a",
+            "values:2: 'zoen' is unknown. Use config.FIELD, sbatch.OPTION or one of name",
+        ),
         ("us-west4-a", "values:2: 'us-west4-a' has no '='. Write NAME = VALUE"),
     ],
 )
@@ -217,8 +226,8 @@ def test_help_names_every_subcommand_and_value(laptop, script) -> None:
     text = laptop.launch(script, "--help").stdout
     assert text == laptop.launch(script, SUBCOMMANDS[script][0], "--help").stdout
     source = (LAUNCH / script).read_text()
-    (names,) = re.findall(r"^names='(.*)'$", source, re.MULTILINE)
-    assert all(re.search(rf"\b{word}\b", text) for word in [*SUBCOMMANDS[script], *names.split()])
+    names = " ".join(re.findall(r"^names\+?='(.*)'$", source, re.MULTILINE)).split()
+    assert all(re.search(rf"\b{word}\b", text) for word in [*SUBCOMMANDS[script], *names])
 
 
 # docs/pods.md

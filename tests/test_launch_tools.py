@@ -55,13 +55,27 @@ def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProce
     )
 
 
+def split_line(line: str) -> list[list[str]]:
+    """Return the commands of a line of shell, those of a nested `bash -c` too."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="&;")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word in ("&&", ";"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    nested = [c[-1] for c in commands if c[-2:-1] in (["-c"], ["-lc"])]
+    return commands + [command for part in nested for command in split_line(part)]
+
+
 def commands_of(laptop: Laptop, program: str) -> list[list[str]]:
     """Return the commands of one program in dry runs and in docs/pods.md, each once."""
     values = write_values(laptop.home, VALUES)
     commands = [c for names in COMMANDS for c in dry_run(laptop, *names, "--file", values)]
     commands += [shlex.split(line) for line in doc_commands()]
     for *_, line in [c for c in commands if c[0] == "ssh"]:
-        commands += [shlex.split(part) for part in re.split("&&|;", line)]
+        commands += split_line(line)
     return [list(c) for c in sorted({tuple(c) for c in commands if c[0] == program})]
 
 

@@ -1,21 +1,26 @@
 # shellcheck shell=bash
 # Shared by tpu_vm.sh, gke.sh and slurm.sh: settings, dry runs, quoting. Needs Bash 3.2 (macOS).
 
-# Set by each script: its subcommands, their settings, and the settings that all of them need.
-subcommands='' names='' required=''
+# Set by each script: its subcommands, their settings, the settings that all of them need, and the
+# groups of settings GROUP.OPTION that are passed on.
+subcommands='' names='' required='' groups='config'
 
 # Every setting with its default.
 # shellcheck disable=SC2034 # the scripts read them
 {
   all_value_names='name config max_restarts project zone bucket accelerator capacity runtime worker'
   all_value_names+=' cluster image ssh_host directory nodes gpus time partition account python'
+  all_value_names+=' modules apptainer pyxis mounts'
   name='' config='' max_restarts=30
   project='' zone='' bucket='' accelerator='' capacity=on-demand runtime='' worker=0
   cluster='' image=''
   ssh_host='' directory='' nodes='' gpus='' time='' partition='' account='' python=python3
+  modules='' apptainer='' pyxis='' mounts=''
 }
 
 overrides=() # --config.FIELD=VALUE, for bertjax
+# shellcheck disable=SC2034 # slurm.sh reads it
+slurm_options=() # --OPTION=VALUE, for sbatch
 dry_run=false
 script=$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -134,6 +139,10 @@ set_value() { # NAME VALUE
       overrides+=("--$1=$2")
       return
       ;;
+    sbatch.*)
+      add_slurm_option "${1#sbatch.}" "$2"
+      return
+      ;;
     name)
       case $2 in
         */*) fail "name='$2': names a directory and a job. Write it without '/'." ;;
@@ -152,6 +161,21 @@ set_value() { # NAME VALUE
   printf -v "$1" %s "$2"
 }
 
+add_slurm_option() { # OPTION VALUE, which is empty for an option without one
+  local setting=''
+  case $1 in
+    job-name) setting=name ;;
+    gpus-per-node) setting=gpus ;;
+    nodes | time | partition | account) setting=$1 ;;
+    *[!a-z-]*) fail "sbatch.$1: not an option of sbatch. Write its long name without '--'." ;;
+    output | open-mode | ntasks | ntasks-per-node | dependency | signal | array | wrap)
+      fail "sbatch.$1: train.sbatch depends on its own value. Leave it out."
+      ;;
+  esac
+  [ -z "$setting" ] || fail "sbatch.$1: a setting of its own. Write $setting = $2."
+  slurm_options+=("--$1${2:+=$2}")
+}
+
 read_file() { # FILE: lines NAME = VALUE; nothing is expanded, so nothing needs quotes
   local line item value number=0
   [ -r "$1" ] || fail "$1: cannot be read. Give --file a file of lines 'NAME = VALUE'."
@@ -166,10 +190,11 @@ read_file() { # FILE: lines NAME = VALUE; nothing is expanded, so nothing needs 
     IFS=$' \t' read -r item <<<"${line%%=*}"
     IFS=$' \t' read -r value <<<"${line#*=}"
     case $item in
-      config.?*) ;;
+      config.?* | sbatch.?*) ;;
       *)
         is_one_of "$item" "$all_value_names" ||
-          fail "$1:$number: '$item' is unknown. Use config.FIELD or one of $all_value_names."
+          fail "$1:$number: '$item' is unknown. Use config.FIELD, sbatch.OPTION or one of \
+$all_value_names."
         ;;
     esac
     set_value "$item" "$value"
@@ -177,7 +202,7 @@ read_file() { # FILE: lines NAME = VALUE; nothing is expanded, so nothing needs 
 }
 
 read_flags() { # FLAG...: a flag takes precedence over the file
-  local flag flags settings=() i
+  local flag flags group settings=() i
   flags=${names//_/-}
   while [ $# -gt 0 ]; do
     flag=${1%%=*}
@@ -188,10 +213,14 @@ read_flags() { # FLAG...: a flag takes precedence over the file
         shift
         continue
         ;;
-      --file | --config.?*) ;;
+      --file) ;;
       *)
-        is_one_of "$flag" "--${flags// / --}" ||
-          fail "'$1': unknown flag. Use --file, --dry-run, --config.FIELD, --${flags// /, --}."
+        group=${flag#--}
+        case $flag in
+          --*.?*) is_one_of "${group%%.*}" "$groups" ;;
+          *) is_one_of "$flag" "--${flags// / --}" ;;
+        esac || fail "'$1': unknown flag. Use --file, --dry-run, --${groups// /.OPTION, --}.OPTION, \
+--${flags// /, --}."
         ;;
     esac
     if [ "$flag" != "$1" ]; then
@@ -209,7 +238,7 @@ read_flags() { # FLAG...: a flag takes precedence over the file
   for ((i = 0; i < ${#settings[@]}; i += 2)); do
     case ${settings[i]} in
       file) ;;
-      config.*) set_value "${settings[i]}" "${settings[i + 1]}" ;;
+      *.*) set_value "${settings[i]}" "${settings[i + 1]}" ;;
       *) set_value "${settings[i]//-/_}" "${settings[i + 1]}" ;;
     esac
   done

@@ -14,8 +14,9 @@
 # collect  copies the run from the bucket to runs/NAME
 # delete   deletes the slice, but not the bucket
 #
-# Settings: name, project, zone, bucket, accelerator, runtime, config; capacity (on-demand, spot or
-# reserved), max_restarts (30), worker (0, for logs).
+# Settings: name, project, zone, bucket, accelerator (v2-N, v3-N, v4-N, v5litepod-N, v5p-N or v6e-N),
+# config; runtime (that of the accelerator), capacity (on-demand, spot or reserved), max_restarts (30),
+# worker (0, for logs).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -33,8 +34,26 @@ gcloud_tpu() { # GROUP COMMAND FLAG...
   execute gcloud compute tpus "$1" "$2" "$name" --project="$project" --zone="$zone" "${@:3}"
 }
 
+# Of JAX, after docs.cloud.google.com/tpu/docs/runtimes.
+resolve_runtime() { # also checks the accelerator
+  local default
+  need accelerator
+  case $accelerator in
+    tpu7x-*) fail "accelerator='$accelerator': the Cloud TPU API has no TPU7x. Use gke.sh." ;;
+    *-*[!0-9]* | *-) default='' ;;
+    v[234]-*) default=tpu-ubuntu2204-base ;;
+    v5litepod-*) default=v2-alpha-tpuv5-lite ;;
+    v5p-*) default=v2-alpha-tpuv5 ;;
+    v6e-*) default=v2-alpha-tpuv6e ;;
+    *) default='' ;;
+  esac
+  [ -n "$default" ] || fail "accelerator='$accelerator': unknown. \
+Use v2-N, v3-N, v4-N, v5litepod-N, v5p-N or v6e-N."
+  runtime=${runtime:-$default}
+}
+
 create() {
-  need accelerator runtime
+  resolve_runtime
   local flags=(--node-id="$name" --accelerator-type="$accelerator" --runtime-version="$runtime")
   [ "$capacity" = on-demand ] || flags+=("--$capacity")
   gcloud_tpu queued-resources create "${flags[@]}"
@@ -102,7 +121,8 @@ stop() {
 # Until training is done
 
 watch() {
-  need accelerator runtime config
+  resolve_runtime
+  need config
   need_workdir
   if $dry_run; then
     print_plan
