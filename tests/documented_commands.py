@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        25,
+        26,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
@@ -55,7 +55,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"--input builtin", "--input 'text/*.txt'"),
     (r"--size 2-128", "--size tiny"),
     (r"--vocab-size \d+", "--vocab-size 200"),
-    (r"--topology v(\d\w+):\S+", r"--topology v\1:2x2"),
+    (r"--topology v(\d\w*):\S+", r"--topology v\1:2x2"),
     (r"--topology (h200|h100|a100)\S*:\S+", r"--topology \1:1"),
     (r"steps='\d+ hours'", "steps='0.02 minutes'"),
     (r"\b(?<!_)steps=(\d+|'\d+ epochs')", "steps=4"),

@@ -1,4 +1,4 @@
-"""Topologies: names, link bandwidth, and older TPUs, for which the compiler still compiles."""
+"""Topologies: names, link bandwidth, older TPUs."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ def test_topology_rejects_unknown_names(name: str) -> None:
 def test_topology_bandwidth_is_that_of_the_published_pod(name: str, terabytes: float) -> None:
     # Google's all-reduce bandwidth of a pod, in which every axis is a ring.
     pod = Topology(name)
-    assert pod.chips * pod.bandwidth == pytest.approx(terabytes * 1e12, rel=0.1)
+    assert pod.chips * pod.bandwidth == pytest.approx(terabytes * 1e12, rel=0.12)
 
 
 def test_topology_of_old_tpus_has_two_devices_a_chip() -> None:
@@ -54,11 +54,21 @@ print(preflight(config, Topology(sys.argv[2]), train_only=True).to_json())
     importlib.util.find_spec("libtpu") is None,
     reason="needs the TPU compiler: pip install 'bertjax[tpu]'",
 )
-@pytest.mark.parametrize("kind", ["v3", *in_test_all("v2")])
-def test_preflight_compiles_for_old_tpus_with_plain_attention(kind: str) -> None:
-    report = json.loads(run_python(COMPILE, PRETRAIN, f"{kind}:2x2"))
-    assert report["fits"] and (report["chips"], report["devices"]) == (4, 8)
-    assert report["hbm_limit_bytes"] == TPUS[kind].memory_bytes
-    assert report["attention"].startswith(f"plain (TPU {kind}: the kernel is for ")
+@pytest.mark.parametrize(
+    ("topology", "devices", "attention"),
+    [
+        ("v3:2x2", 8, "plain (TPU v3: the kernel is for "),
+        *in_test_all(
+            ("v2:2x2", 8, "plain (TPU v2: the kernel is for "),
+            ("v4:2x2x1", 8, "tpu kernel"),
+            ("v5p:2x2x1", 4, "tpu kernel"),
+        ),
+    ],
+)
+def test_preflight_compiles_for_older_tpus(topology: str, devices: int, attention: str) -> None:
+    report = json.loads(run_python(COMPILE, PRETRAIN, topology))
+    assert report["fits"] and (report["chips"], report["devices"]) == (4, devices)
+    assert report["hbm_limit_bytes"] == Topology(topology).memory_bytes
+    assert report["attention"].startswith(attention)
     assert 0 < report["train"]["estimated_mfu"] < 1
     assert report["train"]["estimated_collective_seconds"] > 0
