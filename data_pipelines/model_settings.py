@@ -136,7 +136,9 @@ _CONFIG = {
     **_settings("honored", "num_attention_heads intermediate_size hidden_act type_vocab_size"),
     **_settings("honored", "max_position_embeddings hidden_dropout_prob layer_norm_eps"),
     **_settings(
-        "honored", "attention_probs_dropout_prob initializer_range is_decoder bertjax_decoder"
+        "honored",
+        "attention_probs_dropout_prob initializer_range is_decoder bertjax_decoder "
+        "bertjax_label_sets",
     ),
     **_settings("honored", "id2label label2id num_labels problem_type tie_word_embeddings"),
     "position_embedding_type": _rejected("Give a model with absolute positions.", "absolute"),

@@ -161,7 +161,7 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
             ("ba " * 40 + "[MASK]",),
             "^input 0: the text has 43 tokens and the model takes 32",
         ),
-        ("fill_mask", ({"text": "[MASK]"},), "^input 0: the input is an object"),
+        ("fill_mask", ({"source": "[MASK]"},), "^input 0: no text. Give a text, or an object with"),
         ("fill_mask", ([None],), "^input 0: None is no input"),
         ("answer", (["a", "b"], ["c"]), "^question, context: 2 and 1 inputs"),
         ("answer", ("ba?", " "), "^input 0: the passage is empty"),

@@ -136,7 +136,10 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     written = json.loads((exported / "config.json").read_text())
     assert written["architectures"] == ["JointBERT"]
     assert written["bertjax_label_sets"]["slot"] == ["B-what", "B-who", "O"]
-    assert written["id2label"] == {"0": "alarm", "1": "music"}
+    assert "id2label" not in written  # of which head?
+    card = (exported / "README.md").read_text()
+    assert "AutoModel.from_pretrained" in card
+    assert "Arrays of the heads: `intent_classifier`, `slot_classifier`." in card
     model = read_model(exported)
     assert model.labels == find_labels(workdir)
     assert model.config.split_labels(model.labels)["intent"] == ("alarm", "music")
@@ -144,8 +147,12 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     arguments = "--checkpoint", workdir, "--to", "stablehlo", "--output", program
     result = run("export", *arguments, *TASK)
     assert result.returncode == 0, result.stderr
-    outputs = json.loads(pathlib.Path(f"{program}.json").read_text())["outputs"]
-    assert {output["name"] for output in outputs} == {"intent_logits", "slot_logits"}
+    metadata = json.loads(pathlib.Path(f"{program}.json").read_text())
+    assert {output["name"] for output in metadata["outputs"]} == {"intent_logits", "slot_logits"}
+    assert metadata["labels"]["slot_logits"] == ["B-what", "B-who", "O"]
+    result = run("predict", "--checkpoint", exported, "--text", "ki lu", *TASK)
+    assert json.loads(result.stdout)["slots"] == ["O", "B-who"], result.stderr
+    assert "bertjax_label_sets" not in result.stderr
     result = run("export", *arguments[:3], "onnx", "--output", tmp_path / "onnx", *TASK)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "onnx" / "model.onnx").exists()
@@ -157,7 +164,8 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_loaded_model_answers_from_both_label_sets(printed) -> None:
     model = bertjax.load(workdir_of(printed))
-    answer = model.predict("ba do")
+    answer = model.understand("ba do")
+    assert model.predict({"text": "ba do"}) == answer
     assert answer == {"words": ["ba", "do"], "slots": ["O", "B-what"], "intent": "alarm"}
 
 

@@ -51,6 +51,7 @@ HONORED: dict[str, dict[str, Any]] = {
         **{"hidden_act": "relu", "is_decoder": True, "problem_type": "multi_label_classification"},
         **{"id2label": LABELS, "num_labels": 3, "tie_word_embeddings": False},
         **{"label2id": {"good": 1, "bad": 0}, "bertjax_decoder": "prefix"},
+        "bertjax_label_sets": {"sequence_classification": ["c", "d"]},
         **{
             field.name: 0.25 if isinstance(getattr(CONFIG, field.name), float) else 1
             for field in dataclasses.fields(CONFIG)

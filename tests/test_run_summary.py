@@ -57,7 +57,15 @@ def test_summary_of_every_task(kind: str, toys) -> None:
 
 def warnings_of(corpus, **overrides: object) -> list[str]:
     config = make_run_config(corpus, **overrides).resolve()
-    return list(config_warnings(config, SimpleNamespace(examples_per_epoch=1000)))
+    return list(
+        config_warnings(config, SimpleNamespace(examples_per_epoch=1000, tokenizer=TOKENIZER))
+    )
+
+
+def test_config_warnings_name_embeddings_without_a_token(corpus) -> None:
+    (unused,) = warnings_of(corpus, steps=1000, model__vocab_size=30522)
+    assert unused.startswith("the vocabulary has ") and "the model 30,522 embeddings" in unused
+    assert warnings_of(corpus, steps=1000, model__vocab_size=30522, init="x") == []
 
 
 def test_config_warnings_name_a_fix(corpus) -> None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.mesh import distributed
     from bertjax.mesh.watchdog import Watchdog
     from bertjax.tasks import registry
-    from bertjax.tasks.task import EVALUATION_FILE
+    from bertjax.tasks.task import EVALUATION_FILE, Task
     from bertjax.training.evaluator import evaluate
 
     config = load(args)
@@ -92,8 +92,11 @@ def run(args: argparse.Namespace) -> None:
             with open_output(str(directory / name)) as sink:
                 sink.write(text)
         names = ", ".join(texts)
-        command = f"bertjax report {directory}{registry.task_argument(config.task)}"
-        print(f"wrote {names} to {directory}. Next: {command}", file=sys.stderr)
+        hint = ""
+        if registry.find_task(config.task).report.__func__ is not Task.report.__func__:  # type: ignore[attr-defined]
+            command = f"bertjax report {directory}{registry.task_argument(config.task)}"
+            hint = f" Next: {command}"
+        print(f"wrote {names} to {directory}.{hint}", file=sys.stderr)
 
 
 def _check_same_evaluation(

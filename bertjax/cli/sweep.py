@@ -1,6 +1,8 @@
 """Train and compare the runs of a grid or of a search, several in one program."""
 
 import argparse
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +96,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.sweeps.grid import Trial, make_trials
     from bertjax.sweeps.search import Search
     from bertjax.sweeps.sweep import sweep
+    from bertjax.tasks.registry import task_argument
 
     overrides = dict(args.overrides)
 
@@ -115,6 +118,8 @@ def run(args: argparse.Namespace) -> None:
     if distributed.is_process_0():
         print(format_results(results))
         print(f"\nbest: {results['best']}, in {args.workdir}/best")
+        custom = task_argument(base_config.task)
+        print(f"Next: bertjax report {shlex.quote(args.workdir)}{custom}", file=sys.stderr)
 
 
 def format_results(results: Mapping[str, Any]) -> str:

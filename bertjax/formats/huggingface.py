@@ -164,6 +164,11 @@ def make_model(
     return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
 
 
+def has_labels(config_dict: Mapping[str, Any]) -> bool:
+    """Return whether a parsed config.json names labels."""
+    return "id2label" in config_dict or _LABEL_SETS in config_dict
+
+
 def read_labels(
     config_dict: Mapping[str, Any], path: epath.PathLike, count: int = 2
 ) -> tuple[str, ...]:
@@ -263,10 +268,9 @@ def _label_fields(model: NumpyModel) -> dict[str, Any]:
     if model.labeled_head is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
-    sets = model.config.split_labels(labels)
-    labels = sets.get(model.labeled_head, labels)
-    fields: dict[str, Any] = {_LABEL_SETS: sets} if sets else {}
-    fields |= {"id2label": {str(i): label for i, label in enumerate(labels)}}
+    if sets := model.config.split_labels(labels):
+        return {_LABEL_SETS: sets}  # `id2label` would be that of any head
+    fields: dict[str, Any] = {"id2label": {str(i): label for i, label in enumerate(labels)}}
     fields["label2id"] = {label: i for i, label in enumerate(labels)}
     if model.labeled_head == "sequence_classification":
         fields["problem_type"] = model.problem_type

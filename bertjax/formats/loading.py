@@ -85,7 +85,7 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
     if format_name == "bertjax":
         return read_unverified_checkpoint(path, read_labels)
     config_dict = huggingface.read_config_dict(path) if format_name == "hf" else {}
-    return huggingface.read_labels(config_dict, path) if "id2label" in config_dict else ()
+    return huggingface.read_labels(config_dict, path) if huggingface.has_labels(config_dict) else ()
 
 
 def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:

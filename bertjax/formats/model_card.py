@@ -9,11 +9,24 @@ from etils import epath
 
 from bertjax.config.loading import read_run_record
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.heads import HEADS
 from data_pipelines.schema import read_json_object
 
 _SCHEMA = {
     **{"task": str, "batch_size": int, "max_seq_length": int, "steps": (int, str), "seed": int},
     **{"init": str, "data": {"dir": str}, "optimizer": {"name": str, "learning_rate": float}},
+}
+# Of the arrays that each class reads; it draws its own head at random beside others.
+_ARRAY_PREFIXES = {
+    **dict.fromkeys(
+        (
+            "AutoModelForSequenceClassification",
+            "AutoModelForTokenClassification",
+            "AutoModelForMultipleChoice",
+        ),
+        "classifier",
+    ),
+    "AutoModelForQuestionAnswering": "qa_outputs",
 }
 _MARKDOWN = re.compile(r"[\\`*\[\]|!]")
 
@@ -29,8 +42,10 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
     """
     config = model.config
     pipeline_tag, auto_class = "feature-extraction", "AutoModel"
+    unread = _unread_arrays(model)
     if model.head:
-        pipeline_tag, auto_class = model.head.pipeline_tag, model.head.auto_class
+        pipeline_tag = model.head.pipeline_tag
+        auto_class = auto_class if unread else model.head.auto_class
     size = sum(array.size for array in model.named_arrays("hf").values())
     case = "" if model.tokenizer is None else (" cased" if model.tokenizer.cased else " uncased")
     lines = [
@@ -53,9 +68,23 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
         "```",
         "",
+        *unread,
         *_training_section(source, scores),
     ]
     return "\n".join(lines)
+
+
+def _unread_arrays(model: NumpyModel) -> list[str]:
+    """Return lines on heads that the class of a card would draw at random; none if it reads all."""
+    head, names = model.head, list[str]()
+    for part in model.params:
+        if part in HEADS:
+            names += [name for _, name, _, _ in HEADS[part].module_names]
+    prefix = _ARRAY_PREFIXES.get(head.auto_class, "") if head else ""
+    if all(name.startswith(prefix) for name in names):
+        return []
+    arrays = ", ".join(f"`{name}`" for name in names)
+    return [f"`AutoModel` reads the encoder. Arrays of the heads: {arrays}.", ""]
 
 
 def escape_markdown(value: object) -> str:

@@ -12,7 +12,7 @@ from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.heads import HEADS
+from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions, apply_encoder
 from bertjax.tasks.fill_mask import encode_with_masks
@@ -186,6 +186,7 @@ class Model:
 
     @functools.cached_property
     def _predictor(self) -> Predictor:
+        check_modules_known(self._pretrained.parts, self.path)
         if not any(part in HEADS for part in self._pretrained.parts):
             raise InputError(f"{self.path}: the model has no head. Call encode for embeddings.")
         return Predictor(self._pretrained)

@@ -235,10 +235,14 @@ def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[Pred
 
 
 def require_text(item: PredictInput) -> str:
-    """Return the text of an input; raise InputError if it is an object."""
-    if not isinstance(item.content, str):
-        raise InputError(f"{item.location}: the input is an object. Give a text.")
-    return item.content
+    """Return the text of an input, or that of its key "text"; raise InputError without one."""
+    content = item.content
+    text = content if isinstance(content, str) else content.get("text")
+    if not isinstance(text, str):
+        raise InputError(
+            f'{item.location}: no text. Give a text, or an object with the key "text".'
+        )
+    return text
 
 
 def pair_arguments(**columns: Any) -> list[dict[str, Any]]:

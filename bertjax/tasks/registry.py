@@ -7,6 +7,7 @@ configuration or by `--task`. The name in a checkpoint alone runs no code.
 
 import contextlib
 import importlib
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -112,9 +113,21 @@ def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:
 
 
 def pipeline_classes() -> Iterator[type[Pipeline[Any]]]:
-    """Yield the pipelines of all registered tasks."""
-    for name in TASKS:
+    """Yield the pipelines of all registered tasks and of those that a user has imported."""
+    for name in _known_names():
         yield from find_task(name).pipeline_classes
+
+
+def _known_names() -> list[str]:
+    """Return the names of the registered tasks, and of those whose module a user has imported."""
+    classes, imported = Task.__subclasses__(), list[str]()
+    for task in classes:  # which grows
+        classes += task.__subclasses__()
+        name = f"{task.__module__}:{task.__qualname__}"
+        is_task = hasattr(task, "DATA_FIELDS") and not inspect.isabstract(task)
+        if is_task and task.__qualname__.isidentifier() and name not in TASKS.values():
+            imported.append(name)
+    return [*TASKS, *dict.fromkeys(imported)]
 
 
 def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
@@ -122,19 +135,21 @@ def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
 
     Args:
       model: the model.
-      task_name: task that it was trained for; None to choose among `TASKS`.
+      task_name: task that it was trained for; None to choose among `TASKS` and tasks that a user
+        has imported.
 
     Raises:
       InputError: no task has a model with these heads.
     """
-    for name in TASKS if task_name is None else [task_name]:
+    for name in _known_names() if task_name is None else [task_name]:
         task = find_task(name)
         fields = task.config_for_model(model)
         if fields is not None:
             data = {**data_fields()[name], **fields.get("data", {})}
             return Config(name, model=model.config, **{**fields, "data": data})
     raise InputError(
-        f"model with {', '.join(model.params)}: no task has these heads. Convert it to hf."
+        f"model with {', '.join(model.params)}: no task has these heads. Add --task MODULE:CLASS "
+        "of its task, or import its module."
     )
 
 

@@ -19,6 +19,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.tasks.task import Task
 
+_MAX_UNUSED_ROWS = 1024  # embeddings without a token
 _MAX_EPOCHS = 200  # even small data sets need fewer
 _MAX_FINAL_LR_FRACTION = 0.5  # of the peak, at the end of a decay
 
@@ -60,6 +61,12 @@ def summarize_run(
 
 def config_warnings(config: Config, task: Task) -> Iterator[str]:
     """Yield what is probably a mistake in a resolved configuration, each with a fix."""
+    num_tokens, rows = len(task.tokenizer.tokens), config.model.vocab_size
+    if not config.init and rows - num_tokens > _MAX_UNUSED_ROWS:
+        yield (
+            f"the vocabulary has {num_tokens:,} tokens, and the model {rows:,} embeddings: "
+            f"--config.model.vocab_size={num_tokens} leaves out those without a token."
+        )
     optimizer, steps = config.optimizer_config(), config.total_steps
     if steps is None:
         return

@@ -40,6 +40,9 @@ def write_stablehlo(
     run = jax.jit(functools.partial(program.run, model.params))
     exported = export.export(run, platforms=PLATFORMS)(*program.arguments)
     signature = Signature(program.inputs, program_outputs(exported))
+    label_sets = {
+        f"{head}_logits": names for head, names in model.config.split_labels(model.labels).items()
+    }
     metadata = {
         "format": "jax.export",
         "versions": {"bertjax": __version__, "jax": jax.__version__},
@@ -53,7 +56,7 @@ def write_stablehlo(
             for x, aval in zip(signature.outputs, exported.out_avals, strict=True)
         ],
         "max_position_embeddings": model.config.max_position_embeddings,
-        "labels": model.labels,
+        "labels": label_sets or model.labels,
     }
     if (tokenizer := model.tokenizer) is not None:
         metadata["special_tokens"] = {
