@@ -62,6 +62,13 @@ def warnings_of(corpus, **overrides: object) -> list[str]:
     )
 
 
+def test_config_warnings_name_early_stopping_without_enough_evaluations(corpus) -> None:
+    fields = {"steps": 1000, "best_metric": "mlm_loss", "early_stopping": 3}
+    assert warnings_of(corpus, **fields, eval_every=200) == []
+    (never,) = warnings_of(corpus, **fields, eval_every=400)
+    assert never.startswith("early_stopping=3 cannot end a run of 1,000 steps")
+
+
 def test_config_warnings_name_embeddings_without_a_token(corpus) -> None:
     (unused,) = warnings_of(corpus, steps=1000, model__vocab_size=30522)
     assert unused.startswith("the vocabulary has ") and "the model 30,522 embeddings" in unused

@@ -149,3 +149,12 @@ def test_load_tokenizer_falls_back_to_the_default_name(tmp_path, caplog) -> None
     (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "<unk>"}')
     assert load_tokenizer(tmp_path).unk_id == 1
     assert "unk_token='<unk>' is not in the vocabulary: [UNK] is used" in caplog.text
+
+
+def test_added_tokens_say_nothing_about_the_case(tmp_path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "@GENE$", "A1", "[E1]", "gene", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    assert not tokenizer.cased and tokenizer.encode("Genes") == [8, 9]
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokens, "Gene"]))
+    assert load_tokenizer(tmp_path / "vocab.txt").cased

@@ -149,7 +149,11 @@ def _find_prefix(names: Iterable[str], path: epath.Path) -> str:
 
 
 def _find_checkpoint(path: epath.Path) -> epath.Path:
-    """Return a prefix as it is; of a directory, that of the published or of the latest step."""
+    """Return a prefix as it is; of a directory, the published one or that of training.
+
+    The file `checkpoint` names the step that training would continue from, as in TensorFlow;
+    without it the latest step is meant.
+    """
     if is_tf1_prefix(path):
         return path
     if is_tf1_prefix(path / CHECKPOINT_PREFIX):
@@ -157,4 +161,9 @@ def _find_checkpoint(path: epath.Path) -> epath.Path:
     prefixes = find_tf1_prefixes(path)
     if not prefixes:
         raise InputError(f"{path}: no {CHECKPOINT_PREFIX}.index. Give the directory as published.")
-    return prefixes[-1]
+    prefix, record = prefixes[-1], path / "checkpoint"
+    if record.exists():
+        named = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', record.read_text(), re.M)
+        prefix = next((p for p in prefixes if named and p.name == named[1]), prefix)
+    _log.info("%s: reading %s.", path, prefix.name)
+    return prefix

@@ -83,6 +83,12 @@ def config_warnings(config: Config, task: Task) -> Iterator[str]:
             f"{steps:,}, at {final:.0%} of the peak: --config.optimizer.decay_steps=0 ends both "
             "at once."
         )
+    patience = config.early_stopping
+    if patience and isinstance(config.eval_every, int) and steps <= patience * config.eval_every:
+        yield (
+            f"early_stopping={patience} cannot end a run of {steps:,} steps with evaluations every "
+            f"{config.eval_every:,}: --config.eval_every=5% evaluates more often."
+        )
     epochs = _num_epochs(config, task, steps)
     if epochs > _MAX_EPOCHS:
         yield (

@@ -96,8 +96,11 @@ def has_accents(tokens: Sequence[str]) -> bool:
 
 
 def _first_changed(tokens: Sequence[str], change: Callable[[str], str]) -> str | None:
-    """Return the first text token that lower-casing (or upper-casing) changes; None if none."""
-    return next((t for t in tokens if change(t) != t and not RESERVED.fullmatch(t)), None)
+    """Return the first token of letters that lower-casing (or upper-casing) changes, or None.
+
+    Tokens such as @GENE$, which users add to uncased vocabularies, say nothing about the case.
+    """
+    return next((t for t in tokens if change(t) != t and t.removeprefix("##").isalpha()), None)
 
 
 def case_conflict(tokens: Sequence[str], cased: bool) -> tuple[str, str] | None:
