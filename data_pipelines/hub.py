@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 HUB = "hf://"
 # Weights of one kind only: a repository often has them in three.
-_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
-_TORCH_PATTERNS = ("pytorch_model*.bin",)
+_PATTERNS = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
+_TORCH_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _UPLOAD_FIX = "Convert to a directory, and send it later with `hf upload`."
 
 
@@ -112,7 +112,8 @@ def _errors(path: str, fix: str) -> Iterator[None]:
         status = getattr(getattr(error, "response", None), "status_code", "an error")
         fix = "Log in with `hf auth login`." if status in (401, 403) else "Try again later."
         raise InputError(f"{path}: the Hub answers {status}. {fix}") from None
-    except (OSError, errors.HTTPError) as error:  # no answer, and nothing in the cache
+    # No answer, and nothing in the cache; a full disk is another OSError.
+    except (ConnectionError, errors.LocalEntryNotFoundError, errors.HTTPError) as error:
         raise InputError(
             f"{path}: the Hub cannot be reached ({type(error).__name__}). {fix}"
         ) from None

@@ -14,6 +14,7 @@ from toy_squad import questions
 from toy_tasks import configuration
 
 from bertjax.config.config import Config, MeshConfig
+from bertjax.config.user_functions import import_function
 from bertjax.mesh.device_mesh import AXES
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
@@ -127,6 +128,10 @@ def repeat_a_score(evaluation: Evaluation) -> dict[str, float]:
     return {"mean": 0.0}
 
 
+def replace_the_loss(evaluation: Evaluation) -> dict[str, float]:
+    return {"loss": 0.0}
+
+
 def return_a_number(evaluation: Evaluation) -> int:
     return 3
 
@@ -134,6 +139,7 @@ def return_a_number(evaluation: Evaluation) -> int:
 def test_evaluator_adds_the_scores_of_a_users_function() -> None:
     numbers = Numbers("one", [1] * 8), Numbers("two", [4] * 8, [4] * 8)
     task = StubTask(EIGHT, *numbers)
+    import_function("metrics", f"{__name__}:count_rows")
     task.config = dataclasses.replace(task.config, metrics=f"{__name__}:count_rows")
     task.primary_metrics = ("largest", "rows")
     scores = evaluate(task, 1).scores
@@ -144,11 +150,13 @@ def test_evaluator_adds_the_scores_of_a_users_function() -> None:
     ("name", "problem"),
     [
         ("repeat_a_score", "'mean' is a score of the task. Rename it"),
+        ("replace_the_loss", "'loss' is a score of the task. Rename it"),
         ("return_a_number", "returns 3. Return a dictionary of names and numbers"),
     ],
 )
 def test_evaluator_rejects_other_scores_of_a_users_function(name: str, problem: str) -> None:
     task = StubTask(EIGHT, Numbers("dev", [1] * 8))
+    import_function("metrics", f"{__name__}:{name}")
     task.config = dataclasses.replace(task.config, metrics=f"{__name__}:{name}")
     with pytest.raises(InputError, match=f"^metrics={__name__}:{name}: {problem}"):
         evaluate(task, 1)

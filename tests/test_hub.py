@@ -191,8 +191,9 @@ def test_model_of_the_hub_opens_like_a_directory(server, tmp_path) -> None:
 
 def test_weights_of_pytorch_are_downloaded_where_there_are_no_others(server) -> None:
     files = server.files["lab/model"]
-    files["pytorch_model.bin"] = b"weights"
+    files |= {"pytorch_model.bin": b"weights", "checkpoint-5/model.safetensors": b"other"}
     assert not (model_path(LATEST) / "pytorch_model.bin").exists()
+    assert not (model_path(LATEST) / "checkpoint-5").exists()
     hub._download.cache_clear()
     del files["model.safetensors"]
     server.files["lab/older"] = files
@@ -242,9 +243,7 @@ def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, c
     assert main(command) == 0
     assert server.visibility == {"lab/mine": "private"}
     assert_same_params(read_model("hf://lab/mine").params, read_model(LATEST).params)
-    assert (
-        b"license" in server.files["lab/mine"]["README.md"] or server.files["lab/mine"]["README.md"]
-    )
+    assert "pipeline_tag" in server.files["lab/mine"]["README.md"].decode()
     for target, message in (
         ("hf://lab/mine@v1", "Remove @"),
         ("hf://mine", "Write hf://ORG/NAME"),

@@ -10,6 +10,7 @@ import pytest
 from conftest import in_test_all
 
 from bertjax.config.config import Config, MeshConfig, OptimizerSection
+from bertjax.config.user_functions import import_function
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model import losses
@@ -228,20 +229,34 @@ def make_classifier(**fields: object) -> Objective:
     )
 
 
-def test_loss_weights_multiply_the_losses_of_heads() -> None:
+def test_loss_weights_multiply_the_training_losses_of_heads() -> None:
     plain = registry.make_objective(make_run_config())
     weighted = registry.make_objective(make_run_config(loss_weights="nsp=0.25"))
     batch = {name: jnp.ones(x.shape, x.dtype) for name, x in plain.batch_shapes(2).items()}
-    outputs = plain.apply(jax.jit(plain.init_params)(jax.random.key(0)), batch, None, {})
-    expected, sums = plain.sums(outputs, batch), weighted.sums(outputs, batch)
+    params = jax.jit(plain.init_params)(jax.random.key(0))
+    expected, sums = (
+        objective.train_sums(params, batch, None, {}, jnp.float32(0))
+        for objective in (plain, weighted)
+    )
     loss, weight = expected["nsp_loss"]
     np.testing.assert_allclose(sums["nsp_loss"], (loss / 4, weight), rtol=1e-6)
     assert {**sums, "nsp_loss": 0} == {**expected, "nsp_loss": 0}
-    without = registry.make_objective(make_run_config(loss_weights="nsp=0"))
-    infinite = {**outputs, "nsp_logits": jnp.full_like(outputs["nsp_logits"], jnp.inf)}
-    assert without.sums(infinite, batch)["nsp_loss"] == (0, weight)
+    outputs = plain.apply(params, batch, None, {})
+    assert weighted.sums(outputs, batch) == plain.sums(outputs, batch)  # of an evaluation
     with pytest.raises(InputError, match="loss_weights='pooler=1': 'pooler' is no head"):
         registry.make_objective(make_run_config(loss_weights="pooler=1"))
+
+
+def test_weigh_losses_finds_the_head_of_each_loss() -> None:
+    objective = registry.make_objective(make_run_config(loss_weights="mlm=0.5,nsp=0"))
+    one = jnp.float32(1)
+    names = ("mlm_loss", "mlm_logits_loss", "nsp_loss", "relation_loss", "mlm_accuracy")
+    sums = objective.weigh_losses({name: (one, one) for name in names})
+    assert [float(sums[name][0]) for name in names] == [0.5, 0.5, 0, 1, 1]
+    infinite = objective.weigh_losses({"nsp_loss": (jnp.float32(jnp.inf), one)})
+    assert infinite["nsp_loss"] == (0, 1)
+    objective = make_classifier(loss_weights="sequence_classification=3")
+    assert objective.weigh_losses({"null_score_loss": (one, one)}) == {"null_score_loss": (3, 1)}
 
 
 def weigh_by_class(
@@ -252,6 +267,7 @@ def weigh_by_class(
 
 def test_loss_of_a_user_replaces_that_of_training_and_evaluation() -> None:
     name = f"{__name__}:weigh_by_class"
+    import_function("loss", name)
     plain, custom = (
         make_classifier(),
         make_classifier(loss=name, loss_weights="sequence_classification=2"),
@@ -260,11 +276,11 @@ def test_loss_of_a_user_replaces_that_of_training_and_evaluation() -> None:
     params = jax.jit(plain.init_params)(jax.random.key(0))
     key = "sequence_classification_loss"
     loss, weight = plain.sums(plain.apply(params, batch, None, {}), batch)[key]
-    for sums in (
-        custom.sums(custom.apply(params, batch, None, {}), batch),
-        custom.train_sums(params, batch, None, {}, jnp.float32(0)),
+    for factor, sums in (
+        (1, custom.sums(custom.apply(params, batch, None, {}), batch)),
+        (2, custom.train_sums(params, batch, None, {}, jnp.float32(0))),
     ):
-        np.testing.assert_allclose(sums[key], (14 * loss, 7 * weight), rtol=1e-6)
+        np.testing.assert_allclose(sums[key], (7 * factor * loss, 7 * weight), rtol=1e-6)
         assert "accuracy" in sums
 
 

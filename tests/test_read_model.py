@@ -142,7 +142,7 @@ def test_read_rejects_quantized_weights(tmp_path) -> None:
 def test_read_rejects_a_vocabulary_larger_than_the_model(tmp_path) -> None:
     letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
     large = WordPieceTokenizer([*TOKENIZER.tokens, *letters], cased=False)
-    with pytest.raises(ValueError, match="57 tokens and the model 40"):
+    with pytest.raises(ValueError, match="57 tokens, added ones included, and the model 40"):
         read_model(write_hf(draw(tokenizer=large), tmp_path / "hf"))
 
 

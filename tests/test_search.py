@@ -83,7 +83,7 @@ def test_tpe_proposes_better_points_than_chance() -> None:
     assert means["tpe"] > means["random"] + 0.2
 
 
-def test_search_goes_on_after_failed_runs() -> None:
+def test_search_continues_after_failed_runs() -> None:
     search = make_search(points=4, seeds=2)
     trials = search.propose([], {}, 1)
     failed = {trial.name: -math.inf for trial in trials}
@@ -93,6 +93,14 @@ def test_search_goes_on_after_failed_runs() -> None:
 def test_search_ends_when_a_small_space_is_exhausted() -> None:
     trials = run_search(make_search("random", points=50, ranges=(), grid=["batch_size=8,16,24"]))
     assert {trial.config.batch_size for trial in trials} == {8, 16, 24} and len(trials) == 3
+
+
+def test_values_are_in_their_range_however_they_are_rounded() -> None:
+    search = make_search("random", points=30, ranges=("optimizer.learning_rate=0.9991..0.9999",))
+    trials = run_search(search)
+    rates = [float(trial.point["learning_rate"]) for trial in trials]
+    assert len({*rates}) == 30 and all(0.9991 <= rate <= 0.9999 for rate in rates)
+    assert search.restore([trial.name for trial in trials]) == trials
 
 
 def test_restore_rejects_runs_of_another_search() -> None:
@@ -207,7 +215,7 @@ def test_search_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None
     fields["optimizer.warmup"] = 2
     command = ["sweep", *toy_tasks.arguments("single_label", toys, **fields), "--search", "tpe"]
     command += ["--range", "optimizer.learning_rate=1e-4..1e-2:log", "--trials", "3"]
-    command += ["--seeds", "8"]
+    command += ["--range", "batch_size=8..12", "--seeds", "8"]  # each size is another program
     for seen in ("step 4/8", "8 of 24 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")
         for line in process.stderr:

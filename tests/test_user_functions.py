@@ -43,3 +43,9 @@ def test_import_function_shows_errors_of_the_module(tmp_path, module) -> None:
     (tmp_path / f"{module}_broken.py").write_text("import no_such_library")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         import_function("loss", f"{module}_broken:f")
+
+
+def test_functions_of_the_process_cannot_be_named_by_a_file() -> None:
+    for name in ("os:system", "builtins:exec", "json:loads"):
+        with pytest.raises(InputError, match=f"^metrics='{name}': not imported"):
+            find_function("metrics", name)

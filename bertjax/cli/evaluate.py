@@ -116,7 +116,8 @@ def _check_same_evaluation(
             f"--output={file.parent}: holds the scores of {' '.join(evaluated)}. Name another."
         )
     # Scores depend on the data; init is the checkpoint.
-    ignored = RESUMABLE_FIELDS - {"data.dir", "data.num_generated", "eval_batches"} | {"init"}
+    decisive = {"data.dir", "data.num_generated", "eval_batches", "metrics"}
+    ignored = RESUMABLE_FIELDS - decisive | {"init"}
     if difference := config_difference(fields, config, ignored):
         name, before, now = difference
         raise InputError(

@@ -165,7 +165,7 @@ class Config:
         'sums of losses and weights, as `bertjax.model.losses.cross_entropy` does; "" for none',
     )
     loss_weights: str = field(
-        "", 'factors of the losses of heads, which metrics contain, such as "mlm=1,nsp=0.5"; else 1'
+        "", 'factors of the training losses of heads, such as "mlm=1,nsp=0.5"; others have 1'
     )
     metrics: str = field(
         "",

@@ -12,6 +12,7 @@ from typing import Any
 from data_pipelines.errors import InputError
 
 USER_FUNCTIONS = ("loss", "metrics")  # fields that name one
+_imported: dict[str, Callable[..., Any]] = {}  # by name
 
 
 def import_function(option: str, name: str) -> Callable[..., Any]:
@@ -24,8 +25,8 @@ def import_function(option: str, name: str) -> Callable[..., Any]:
     Raises:
       InputError: the module or the function does not exist.
     """
-    module_name, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), function)):
+    module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
         raise InputError(f"{option}={name}: not a function. Write MODULE:FUNCTION.")
     add_current_directory()
     try:
@@ -36,28 +37,27 @@ def import_function(option: str, name: str) -> Callable[..., Any]:
         raise InputError(
             f"{option}={name}: there is no module {module_name}. Name a module that Python finds."
         ) from None
-    return find_function(option, name)
+    function = getattr(sys.modules[module_name], function_name, None)
+    if not callable(function):
+        raise InputError(
+            f"{option}={name}: {module_name} has no function {function_name}. Name another."
+        )
+    _imported[name] = function
+    return function
 
 
 def find_function(option: str, name: str) -> Callable[..., Any]:
-    """Return a function whose module is imported already; the arguments are those of the import.
+    """Return a function that `import_function` has imported.
 
     Raises:
-      InputError: the module is not imported, or has no such function.
+      InputError: no user has named it: a file must not choose among the functions of a process.
     """
-    module_name, _, function = name.partition(":")
-    module = sys.modules.get(module_name)
-    if module is None:
+    if name not in _imported:
         raise InputError(
             f"{option}={name!r}: not imported, because a file names it. If you trust the code, add "
             f"--config.{option}={name}; --config.{option}= does without it."
         )
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise InputError(
-            f"{option}={name}: {module_name} has no function {function}. Name another."
-        )
-    return found
+    return _imported[name]
 
 
 def add_current_directory() -> None:

@@ -294,32 +294,13 @@ for _head in (
     register_head(_head)
 
 
-def head_sums(
-    outputs: Mapping[str, Array], batch: Batch, loss_weights: Mapping[str, float] = {}
-) -> Sums:
-    """Return losses and metrics of every head with logits in `outputs`, summed over the batch.
-
-    Args:
-      outputs: `NAME_logits` of heads.
-      batch: arrays of the batch.
-      loss_weights: head -> factor of its losses, 1 by default.
-    """
+def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:
+    """Return losses and metrics of every head with logits in `outputs`, summed over the batch."""
     sums: Sums = {}
     for name, head in HEADS.items():
         if f"{name}_logits" in outputs:
-            own = head.sums(outputs[f"{name}_logits"], batch)
-            sums |= weighted_losses(own, loss_weights.get(name, 1.0))
+            sums |= head.sums(outputs[f"{name}_logits"], batch)
     return sums
-
-
-def weighted_losses(sums: Sums, factor: float) -> Sums:
-    """Return sums whose losses are multiplied by a factor; an infinite loss times 0 is 0."""
-    return {
-        name: (value * factor if factor else jnp.zeros_like(value), weight)
-        if factor != 1 and name.endswith("_loss")
-        else (value, weight)
-        for name, (value, weight) in sums.items()
-    }
 
 
 def check_modules_known(modules: Iterable[str], source: object) -> None:

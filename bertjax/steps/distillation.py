@@ -130,7 +130,7 @@ class StudentObjective(Objective):
             assert soft_loss is not None
             pair = soft_loss(student, teacher, batch, self._value("temperature", progress))
             sums[f"{head}_logits_loss"] = self._weighted("logits_weight", pair, progress)
-        return sums
+        return self.objective.weigh_losses(sums)
 
     def _value(self, name: str, progress: Array) -> Array:
         """Return a weight or the temperature at this progress, float32 []."""

@@ -21,7 +21,7 @@ from bertjax.model.decoder.options import DecodingOptions
 from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.flops import forward_flops
 from bertjax.model.head_positions import num_last_block_positions
-from bertjax.model.heads import head_sums, weighted_losses
+from bertjax.model.heads import head_sums
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -243,6 +243,8 @@ class Objective(abc.ABC):
     ) -> Sums:
         """Return the sums of a training batch, whose losses the train step minimizes.
 
+        They are weighted; those of evaluations are not, so that they compare.
+
         Args:
           params: nested dictionary of parameters.
           batch: arrays of the shapes of `batch_shapes`.
@@ -250,7 +252,7 @@ class Objective(abc.ABC):
           constants: as `train_constants` returns them.
           progress: float32 [], part of the run that is over.
         """
-        return self.sums(self.apply(params, batch, key, constants), batch)
+        return self.weigh_losses(self.sums(self.apply(params, batch, key, constants), batch))
 
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
         """Return losses (names in `_loss`) and metrics, summed over the batch, with their weights.
@@ -259,7 +261,7 @@ class Objective(abc.ABC):
         """
         is_token = batch["example_ids"] > 0
         nonpad_fraction = jnp.sum(is_token, dtype=jnp.float32), jnp.float32(is_token.size)
-        sums = {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch, self.loss_weights)
+        sums = {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch)
         if not self.config.loss:
             return sums
         return sums | self.replaced_loss(find_function("loss", self.config.loss), outputs, batch)
@@ -270,10 +272,25 @@ class Objective(abc.ABC):
         outputs: dict[str, Array],
         batch: Batch,
     ) -> Sums:
-        """Return the loss of `LOSS_INPUTS` by another function, times its weight."""
+        """Return the loss of `LOSS_INPUTS` by another function."""
         head, targets, weights = self.LOSS_INPUTS
-        pair = loss(outputs[f"{head}_logits"], batch[targets], batch[weights])
-        return weighted_losses({f"{head}_loss": pair}, self.loss_weights.get(head, 1.0))
+        return {f"{head}_loss": loss(outputs[f"{head}_logits"], batch[targets], batch[weights])}
+
+    def weigh_losses(self, sums: Sums) -> Sums:
+        """Return sums whose losses are multiplied by `loss_weights`; infinity times 0 is 0.
+
+        A loss belongs to the head whose name its own begins with, or to the only head.
+        """
+
+        def weigh(name: str, value: Array, weight: Array) -> tuple[Array, Array]:
+            heads = [head for head in self.heads if name.startswith(head)]
+            head = max(heads or self.heads[:1], key=len, default="")
+            factor = self.loss_weights.get(head, 1.0) if heads or len(self.heads) == 1 else 1.0
+            if factor == 1 or not name.endswith("_loss"):
+                return value, weight
+            return (value * factor if factor else jnp.zeros_like(value)), weight
+
+        return {name: weigh(name, *pair) for name, pair in sums.items()}
 
     def eval_results(
         self, outputs: dict[str, Array], batch: Batch

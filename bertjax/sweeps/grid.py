@@ -74,6 +74,8 @@ def parse_grid(grid: Sequence[str]) -> dict[str, list[str]]:
         values = [value.strip() for value in text.split(",") if value.strip()]
         if not values or name in fields:
             raise InputError(f"--grid={entry}: must be FIELD=VALUE,VALUE,... with each field once.")
+        if name in ("loss_weights", "init_layers"):
+            raise InputError(f"--grid={entry}: commas are part of its values. Run one sweep each.")
         if name in ("seed", "task"):
             raise InputError(
                 f"--grid={entry}: a sweep has one task and takes its seeds from --seeds N."

@@ -43,12 +43,12 @@ def parse_range(entry: str) -> tuple[str, Range]:
         raise InputError(f"--range={entry}: not FIELD=LOW..HIGH or FIELD=LOW..HIGH:log.")
     name, low, high, scale = match.groups()
     is_int = all(re.fullmatch(r"[-+]?\d+", text) for text in (low, high))
-    found = Range(float(low), float(high), is_int, scale is not None)
-    if not -math.inf < found.low < found.high < math.inf:
+    interval = Range(float(low), float(high), is_int, scale is not None)
+    if not -math.inf < interval.low < interval.high < math.inf:
         raise InputError(f"--range={entry}: {low} is not below {high}. Swap or change them.")
-    if found.is_log and found.low <= 0:
+    if interval.is_log and interval.low <= 0:
         raise InputError(f"--range={entry}: a logarithm needs positive numbers. Raise {low}.")
-    return name, found
+    return name, interval
 
 
 class MedianPruning:
@@ -147,10 +147,10 @@ class Search:
         load(self._texts(self._propose([], 1)[0]))  # the fields exist
 
     def restore(self, runs: Iterable[str]) -> list[Trial]:
-        """Return the trials of the points of which some runs have ended, in their order.
+        """Return the trials of points that were proposed before.
 
         Args:
-          runs: names of the runs that have ended, in their order.
+          runs: names of some runs of each point, in the order of the proposals.
 
         Raises:
           InputError: a run is none of this search.
@@ -221,9 +221,8 @@ class Search:
                 else samplers.TPESampler(seed=seed, constant_liar=True)
             )
             trial = study.ask(self._space)
-            params = {
-                name: self._parse(name, self._text(trial.params[name])) for name in self._space
-            }
+            texts = self._texts(trial.params)
+            params = {name: self._parse(name, texts[name]) for name in self._space}
             if (key := self._key(params)) not in seen:
                 seen.add(key)
                 proposals.append(params)
@@ -232,12 +231,10 @@ class Search:
         return proposals
 
     def _parse(self, name: str, text: str) -> Any:
-        """Return a value in its range; rounding may have left it."""
         space = self._space[name]
         if hasattr(space, "choices"):
             return text
-        value = int(text) if isinstance(space.low, int) else float(text)
-        return min(max(value, space.low), space.high)
+        return int(text) if isinstance(space.low, int) else float(text)
 
     def _contains(self, name: str, text: str) -> bool:
         space = self._space[name]
@@ -249,12 +246,13 @@ class Search:
             return False
         return bool(space.low <= number <= space.high)
 
-    @staticmethod
-    def _text(value: Any) -> str:
-        return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+    def _text(self, name: str, value: Any) -> str:
+        """Return a value as short text, exactly where rounding leaves its range."""
+        rounded = f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+        return rounded if self._contains(name, rounded) else repr(value)
 
     def _texts(self, params: Mapping[str, Any]) -> dict[str, str]:
-        return {name: self._text(value) for name, value in params.items()}
+        return {name: self._text(name, value) for name, value in params.items()}
 
     def _key(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(self._texts(params).values())

@@ -81,14 +81,16 @@ def sweep(
         prunes = isinstance(trials, Search) and trials.prunes
         runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs, prunes)
         if isinstance(trials, Search):
-            all_trials = trials.restore(state.results)
+            # Results alone have another order, and a round that was interrupted has more points.
+            all_trials = trials.restore(state.read_proposals())
             state.check_trials(all_trials)
             runner.train(all_trials)
             while proposed := trials.propose(
                 all_trials, runner.comparable_scores(), runner.num_parallel
             ):
-                runner.train(proposed)
                 all_trials += proposed
+                state.write_proposals(all_trials)
+                runner.train(proposed)
         else:
             all_trials = [*trials]
             state.check_trials(all_trials)
@@ -273,6 +275,11 @@ def _record(
     by_step = read_scores(trainer.workdir, names)
     last = max(by_step[names[0]])  # parallel runs end together
     scores = [by_step[name][last] for name in names]
+    if primary_metric not in scores[0]:
+        raise InputError(
+            f"best_metric={primary_metric!r}: is not a score of this task. Use one of "
+            f"{', '.join(sorted(scores[0]))}."
+        )
     results: dict[str, dict[str, Any]] = {
         name: {
             # JSON has no number that is not finite.

@@ -23,12 +23,13 @@ from bertjax.workdir.workdir import (
 )
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
-from data_pipelines.schema import read_json_object
+from data_pipelines.schema import read_json_object, read_json_value
 
+PROPOSALS_FILE = "proposals.json"  # in the workdir of a search
 DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
 # Fields that may change when a sweep is resumed. These two decide the scores and the best run.
-_RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric"}
+_RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric", "metrics"}
 # Of an entry; its other keys are the outcome.
 _RUN_KEYS = ("config", "data_fingerprint", "logits_digest", "curve")
 
@@ -51,6 +52,16 @@ class SweepState:
         for path in self._parallel_dirs():
             if (path / DONE_FILE).exists():
                 self._entries |= _read_entries(path / DONE_FILE)
+
+    def read_proposals(self) -> list[str]:
+        """Return the names of the runs that a search has proposed, in their order."""
+        path = self.workdir / PROPOSALS_FILE
+        return read_json_value(path, [str], "Use another --workdir.") if path.exists() else []
+
+    def write_proposals(self, trials: Sequence[Trial]) -> None:
+        """Write the names for `read_proposals`, on process 0."""
+        if distributed.is_process_0():
+            write_json(self.workdir / PROPOSALS_FILE, [trial.name for trial in trials])
 
     def check_trials(self, trials: Sequence[Trial]) -> None:
         """Check that all finished runs belong to the sweep; it may have more runs than before.

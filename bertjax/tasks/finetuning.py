@@ -96,10 +96,10 @@ class FinetuningObjective(Objective):
         """
         outputs = self.apply(params, batch, key, constants)
         sums = self.sums(outputs, batch)
-        if not self._label_smoothing:
-            return sums
-        loss = functools.partial(losses.cross_entropy, label_smoothing=self._label_smoothing)
-        return sums | self.replaced_loss(loss, outputs, batch)
+        if self._label_smoothing:
+            loss = functools.partial(losses.cross_entropy, label_smoothing=self._label_smoothing)
+            sums |= self.replaced_loss(loss, outputs, batch)
+        return self.weigh_losses(sums)
 
     def trainable(self, name: str) -> bool:
         """Return False for the frozen encoder of a feature-based model."""

@@ -166,7 +166,7 @@ def resolve_label_sets(
     if known and not has_training_data:
         return known
     return {
-        head: known[head] if {*known.get(head, ())} == {*labels} else labels
+        head: known[head] if head in known and {*known[head]} == {*labels} else labels
         for head, labels in train_labels().items()
     }
 

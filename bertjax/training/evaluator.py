@@ -3,7 +3,7 @@
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -210,7 +210,8 @@ def _evaluate_outputs(
         )
     if name := task.config.metrics:
         compute = find_function("metrics", name)
-        evaluations = [_add_user_scores(name, compute, item) for item in evaluations]
+        taken = {"step", "split", *_means(outputs[0][0])}
+        evaluations = [_add_user_scores(name, compute, item, taken) for item in evaluations]
     scores = _means(functools.reduce(_add_sums, (sums for sums, _ in outputs)))
     if len(eval_sets) == 1:
         return evaluations[0]._replace(scores=scores | evaluations[0].scores)
@@ -229,7 +230,10 @@ def _evaluate_outputs(
 
 
 def _add_user_scores(
-    name: str, compute: Callable[[Evaluation], Mapping[str, float]], evaluation: Evaluation
+    name: str,
+    compute: Callable[[Evaluation], Mapping[str, float]],
+    evaluation: Evaluation,
+    taken: Set[str],
 ) -> Evaluation:
     """Return an evaluation with the scores that a user's function computes of it.
 
@@ -242,8 +246,8 @@ def _add_user_scores(
         raise InputError(
             f"metrics={name}: returns {scores!r:.80}. Return a dictionary of names and numbers."
         )
-    if taken := scores.keys() & evaluation.scores.keys():
-        raise InputError(f"metrics={name}: {min(taken)!r} is a score of the task. Rename it.")
+    if repeated := scores.keys() & {*evaluation.scores, *taken}:
+        raise InputError(f"metrics={name}: {min(repeated)!r} is a score of the task. Rename it.")
     added = {key: float(value) for key, value in scores.items()}
     return evaluation._replace(scores=evaluation.scores | added)
 

@@ -38,6 +38,7 @@ RESUMABLE_FIELDS = {
     "keep_period",
     "log_every",
     "max_to_keep",
+    "metrics",
     "mesh.data",
     "mesh.fsdp",
     "mesh.tensor",

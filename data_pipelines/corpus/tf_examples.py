@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from data_pipelines.corpus.spool import Position
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 from data_pipelines.parallel import group_by_size
+from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import BUILTIN, DEFAULT_READ_OPTIONS
 from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -105,6 +107,8 @@ def are_tf_examples(sources: Sequence[str]) -> bool:
 def _read_start(source: str) -> bytes:
     if source == BUILTIN or source.startswith(TFDS):
         return source.encode()
+    if not is_remote(source) and not os.path.isfile(source):
+        return b"a pipe"  # whose first bytes can be read once
     with epath.Path(source).open("rb") as file:
         start: bytes = file.read(_HEADER.size)
     return start

@@ -26,12 +26,24 @@ def run_process(command: Sequence[str]) -> int:
 
     SIGTERM is passed on, so that a training saves its state and no process is left.
     """
-    with subprocess.Popen(command) as child:
-        previous = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
-        try:
+    started: list[subprocess.Popen[bytes]] = []
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        for child in started:
+            child.terminate()
+
+    previous = signal.signal(signal.SIGTERM, stop)  # first, so that no signal is lost
+    try:
+        with subprocess.Popen(command) as child:
+            started.append(child)
+            if stopped:
+                child.terminate()
             status = child.wait()
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return status if status >= 0 else 128 - status
 
 

@@ -48,6 +48,7 @@ class GenerationEvalSet(PackedEvalSet):
         *packing: Any,
     ) -> None:
         self.name, self._data = name, data
+        self._has_own_loss = bool(objective.config.loss)
         self._pipeline = GenerationPipeline(objective, tokenizer)
         wanted = objective.config.data["num_generated"]
         self.num_generated = len(data.sources[: None if wanted < 0 else wanted])
@@ -62,7 +63,8 @@ class GenerationEvalSet(PackedEvalSet):
     @property
     def score_names(self) -> Collection[str]:
         """Names of the scores."""
-        return "mlm_accuracy", "mlm_perplexity", *(TEXT_SCORES if self.num_generated else ())
+        perplexity = () if self._has_own_loss else ("mlm_perplexity",)
+        return "mlm_accuracy", *perplexity, *(TEXT_SCORES if self.num_generated else ())
 
     def build_batch(self, layout: PackedLayout) -> HostBatch:
         """Return the batch of a layout; with masked targets one [MASK] ends each of them."""
@@ -74,8 +76,10 @@ class GenerationEvalSet(PackedEvalSet):
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the share of target tokens that are most probable, and their perplexity."""
-        perplexity = float(np.exp(means["mlm_loss"]))
-        return Evaluation({"mlm_accuracy": means["mlm_accuracy"], "mlm_perplexity": perplexity})
+        scores = {"mlm_accuracy": means["mlm_accuracy"]}
+        if not self._has_own_loss:  # which need not be a cross-entropy
+            scores["mlm_perplexity"] = float(np.exp(means["mlm_loss"]))
+        return Evaluation(scores)
 
     def evaluate_generated(self, run: RunFunction) -> Evaluation:
         """Return BLEU and ROUGE-L of the targets that a model generates for the first sources.
