@@ -18,7 +18,7 @@ def add_head(path: pathlib.Path) -> pathlib.Path:
     """Add the arrays of a head to a directory that no task of bertjax has."""
     file = path / "model.safetensors"
     arrays = safetensors.numpy.load_file(file)
-    safetensors.numpy.save_file(arrays | {"mood.weight": np.ones((2, 64), np.float32)}, file)
+    safetensors.numpy.save_file(arrays | {"humor.weight": np.ones((2, 64), np.float32)}, file)
     return path
 
 
@@ -28,7 +28,7 @@ def test_load_source_rejects_an_unknown_head(heads, tmp_path) -> None:
     path = add_head(write_hf(draw(*heads), tmp_path / "hf"))
     with pytest.raises(InputError) as error:
         load_source(path)
-    assert f"{path}: the head of mood.weight is unknown and would be lost. Add" in str(error.value)
+    assert f"{path}: the head of humor.weight is unknown and would be lost. Add" in str(error.value)
     # As the message says, a conversion leaves it out.
     convert(path, tmp_path / "ours", "hf", "bertjax")
     assert load_source(tmp_path / "ours").heads == heads

@@ -139,7 +139,7 @@ REQUEST = {"inputs": "ba [MASK]"}
         (b'{"inputs": "[MASK]", "return_all_scores": 1}', 400, "return_all_scores=1: no boolean"),
         (b'{"inputs": 1}', 400, "inputs=1: give a text"),
         (b'{"inputs": [1]}', 400, "input 0: 1 is no input"),
-        (b'{"inputs": {"text": "[MASK]"}}', 400, "input 0: the input is an object"),
+        (b'{"inputs": {"source": "[MASK]"}}', 400, "input 0: no text. Give a text, or an"),
         (b'{"inputs": ["[MASK]", "ba"]}', 400, "input 1: there is no [MASK]"),
         (json.dumps({"inputs": ["[MASK]"] * 9}).encode(), 400, "the request has 9 inputs and may"),
         (

@@ -226,7 +226,7 @@ def test_read_accepts_the_names_of_early_converters(tmp_path) -> None:
         (WEIGHTS, b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS, not"),
         ("vocab.txt", b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS"),
         ("vocab.txt", b"\x1f\x8b\x08", "is compressed by gzip. Decompress it"),
-        ("vocab.txt", b"1,[PAD]\n2,[UNK]", r"lacks .*; it begins with '1,\[PAD\]'"),
+        ("vocab.txt", b"1,[PAD]\n2,[UNK]", r"added token '\[PAD\]': .* is that of '1,\[PAD\]'"),
         (
             "config.json",
             b'{"hidden_size": 64, "vocab_size": "40"}',

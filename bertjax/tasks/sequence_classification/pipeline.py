@@ -80,11 +80,6 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
         if is_published and any(_PAIR_KEY in row.values for row in rows):
             columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
-        for row in rows if not columns.text_pair else ():
-            if _PAIR_KEY in row.values and _PAIR_KEY not in columns.text:
-                raise InputError(
-                    f"{row.location}: has {_PAIR_KEY!r}, and the model reads one text. Remove it."
-                )
         eval_set = self._encode(dataset_from_rows("input", rows, columns, False))
         names = (*columns.text, *columns.text_pair)
         texts = [{name: row.values[name] for name in names} for row in rows]
