@@ -279,7 +279,7 @@ class Objective(abc.ABC):
     def weigh_losses(self, sums: Sums) -> Sums:
         """Return sums whose losses are multiplied by `loss_weights`; infinity times 0 is 0.
 
-        A loss belongs to the head whose name its own begins with, or to the only head.
+        A loss belongs to the head whose name is its prefix, or to the only head.
         """
 
         def weigh(name: str, value: Array, weight: Array) -> tuple[Array, Array]:
