@@ -17,13 +17,14 @@ The parts up to (d) take seven minutes. A part is killed after twice its time.
 | (b) | losses: 50 losses and dropout bits of a CPU | 45 |
 | | attention: kernels and plain attention, output and gradients, with dropout | 40 |
 | | resume: a run that is killed and resumed | 65 |
-| (c) | base-128, large-512: train step, its profile, preflight's figures | 50, 90 |
+| (c) | base-128, large-512: train step and its profile | 40, 60 |
 | (d) | peer-base-128, peer-large-512: padded `BertForPreTraining` | 50, 60 |
-| | base-512, large-128 | 60, 80 |
+| | base-512, large-128 | 50, 60 |
 | | largest-batch: of Base with 128 tokens by preflight, layers scanned | 120 |
 | | peer-base-128-packed: two examples a sequence, a mask [T, T] each | 50 |
 | | embeddings, peer-embeddings: inference in bfloat16, Base with 128 tokens | 30, 40 |
 | | peer-base-128-full, peer-large-512-full: full sequences without a mask | 50, 60 |
+| | preflight-base-128, preflight-large-512: preflight's figures | 40, 60 |
 
 Every part but `attention` and `resume` computes in bfloat16 with float32 parameters. The peer has
 autocast, its fused AdamW and scaled dot-product attention. It computes the vocabulary's logits at
@@ -74,18 +75,20 @@ MEASUREMENTS = {
     "losses": Measurement(45, agreement.check_losses),
     "attention": Measurement(40, agreement.check_attention),
     "resume": Measurement(65, agreement.check_resume),
-    "base-128": Measurement(50, speed.measure_train_step, BASE_128),
-    "large-512": Measurement(90, speed.measure_train_step, LARGE_512),
+    "base-128": Measurement(40, speed.measure_train_step, BASE_128),
+    "large-512": Measurement(60, speed.measure_train_step, LARGE_512),
     "peer-base-128": Measurement(50, peer.measure_train_step, BASE_128),
     "peer-large-512": Measurement(60, peer.measure_train_step, LARGE_512),
-    "base-512": Measurement(60, speed.measure_train_step, BASE_512),
-    "large-128": Measurement(80, speed.measure_train_step, LARGE_128),
+    "base-512": Measurement(50, speed.measure_train_step, BASE_512),
+    "large-128": Measurement(60, speed.measure_train_step, LARGE_128),
     "largest-batch": Measurement(120, speed.measure_largest_batch, BASE_128),
     "peer-base-128-packed": Measurement(50, peer.measure_train_step, BASE_128, PACKED),
     "embeddings": Measurement(30, speed.measure_embeddings, BASE_128),
     "peer-embeddings": Measurement(40, peer.measure_embeddings, BASE_128),
     "peer-base-128-full": Measurement(50, peer.measure_train_step, BASE_128, FULL),
     "peer-large-512-full": Measurement(60, peer.measure_train_step, LARGE_512, FULL),
+    "preflight-base-128": Measurement(40, speed.estimate_train_step, BASE_128),
+    "preflight-large-512": Measurement(60, speed.estimate_train_step, LARGE_512),
 }
 
 

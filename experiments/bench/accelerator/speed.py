@@ -40,7 +40,7 @@ def case_fields(case: Case, program: str, seconds: float, nonpad: float = 1.0) -
 
 
 def measure_train_step(record: Callable[..., None], toy: bool, case: Case) -> None:
-    """Record milliseconds, utilization, memory and profile of a step, and preflight's figures."""
+    """Record milliseconds, utilization, memory and profile of a step."""
     import jax
 
     config = train_step.make_config(case, "bfloat16")
@@ -62,24 +62,24 @@ def measure_train_step(record: Callable[..., None], toy: bool, case: Case) -> No
     with jax.profiler.trace(str(directory)):
         harness.run_work(work, PROFILED_STEPS)
     record("profile", **summarize_trace(directory, step.compiled.as_text() or ""))
-    record("preflight", **estimate(config))
 
 
-def estimate(config: Any) -> dict[str, Any]:
-    """Return preflight's figures of a train step on this device."""
+def estimate_train_step(record: Callable[..., None], toy: bool, case: Case) -> None:
+    """Record preflight's figures of a train step on this device."""
     from bertjax.preflight.analysis import preflight
 
     topology = this_topology()
     if topology is None:
-        return {"preflight": None}
-    report = preflight(config, topology, train_only=True)
+        raise RuntimeError("preflight does not know this device")
+    report = preflight(train_step.make_config(case, "bfloat16"), topology, train_only=True)
     bounds = report.train.roofline_seconds
-    return {
-        "attention": report.attention,
-        "preflight_bytes": report.train.hbm_bytes,
-        "preflight_seconds": max(bounds.values()) if bounds else None,
-        "roofline": bounds,
-    }
+    record(
+        "preflight",
+        attention=report.attention,
+        preflight_bytes=report.train.hbm_bytes,
+        preflight_seconds=max(bounds.values()) if bounds else None,
+        roofline=bounds,
+    )
 
 
 def this_topology() -> Any:

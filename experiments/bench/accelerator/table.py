@@ -58,7 +58,7 @@ def _speed(by_name: Mapping[tuple[str, str], Line], parts: Sequence[str]) -> str
         for name in ("step", "embeddings"):
             if (line := by_name.get((part, name))) is None:
                 continue
-            estimate = by_name.get((part, "preflight"), {})
+            estimate = by_name.get((f"preflight-{part}", "preflight"), {})
             rows.append(
                 (
                     f"{line['model']}, {line['length']} x {line['batch_size']}",
