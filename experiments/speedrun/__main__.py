@@ -13,6 +13,7 @@ OUTPUT/record.json has the score and what determines it.
 """
 
 import argparse
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -36,7 +37,7 @@ VOCAB_SIZE = 8192
 MAX_SEQ_LENGTH = 128  # of the eval split; training may use another
 EVAL_BATCH_SIZE = 64
 DIGESTS = {
-    "corpus": "eb6e6d01205514db68d36d512d05dd10",  # training text, eval text and vocabulary
+    "corpus": "1c26f75bb07223a718d148001925afee",  # training text, eval text and vocabulary
     "eval_batches": "c2023a3b081ec40bf2831dc1441efbd4",  # tokens and masks of the eval split
 }
 
@@ -63,14 +64,18 @@ def prepare_data(texts: Sequence[str], directory: pathlib.Path) -> pathlib.Path:
 
 
 def compute_digests(corpus: pathlib.Path) -> dict[str, str]:
-    """Return hex digests of the corpus, and of the eval batches with their masks."""
+    """Return hex digests of text and vocabulary, and of the eval batches with their masks."""
     options = PretrainingOptions(MAX_SEQ_LENGTH, EVAL_BATCH_SIZE, objective="mlm")
     data, content = PretrainingData(corpus, options, "eval"), hashlib.blake2b(digest_size=16)
     for step in range(data.steps or 0):
         for name, array in sorted(data.batch(step).items()):
             content.update(name.encode() + array.tobytes())
     (opened,) = data.corpora.values()
-    return {"corpus": opened.manifest.digest(), "eval_batches": content.hexdigest()}
+    manifest = opened.manifest
+    shards = [dataclasses.astuple(info) for info in (*manifest.train_shards, *manifest.eval_shards)]
+    text = json.dumps([data.tokenizer.tokens, shards]).encode()
+    corpus = hashlib.blake2b(text, digest_size=16)
+    return {"corpus": corpus.hexdigest(), "eval_batches": content.hexdigest()}
 
 
 def train(args: argparse.Namespace, corpus: pathlib.Path, flags: Sequence[str]) -> list[dict]:
