@@ -142,7 +142,8 @@ def test_format_table_has_figures_failed_checks_and_unfinished_parts() -> None:
     step |= {"seconds": 0.01, "tokens_per_second": 409_600.0, "mfu": 0.4, "bytes": 2**32}
     lines = [
         {"part": "base", "name": "step", **step},
-        {"part": "preflight-base", "name": "preflight", "preflight_seconds": 0.005, "preflight_bytes": 2**31},
+        {"part": "preflight-base", "name": "preflight", "preflight_seconds": 0.005,
+            "preflight_bytes": 2**31},
         {"part": "base", "name": "profile", "milliseconds": 2.0, "kernels": [
             {"kernel": "gemm", "milliseconds": 0.5, "calls": 3.0, "operation": "mlm/dot"}]},
         {"part": "base", "status": "done"},

@@ -74,8 +74,8 @@ def compute_digests(corpus: pathlib.Path) -> dict[str, str]:
     manifest = opened.manifest
     shards = [dataclasses.astuple(info) for info in (*manifest.train_shards, *manifest.eval_shards)]
     text = json.dumps([data.tokenizer.tokens, shards]).encode()
-    corpus = hashlib.blake2b(text, digest_size=16)
-    return {"corpus": corpus.hexdigest(), "eval_batches": content.hexdigest()}
+    text_digest = hashlib.blake2b(text, digest_size=16)
+    return {"corpus": text_digest.hexdigest(), "eval_batches": content.hexdigest()}
 
 
 def train(args: argparse.Namespace, corpus: pathlib.Path, flags: Sequence[str]) -> list[dict]:
