@@ -14,7 +14,7 @@ from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import EmbeddingOptions, apply_encoder
+from bertjax.tasks.embeddings import apply_encoder
 from bertjax.tasks.fill_mask import encode_with_masks
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import bucket_size, check_type_vocab_size
@@ -56,7 +56,7 @@ class Model:
         self.path, self.config, self.labels = model.path, model.bert_config, model.labels
         self.tokenizer = model.tokenizer or find_tokenizer(model.path)
         self.params = model.load_all(make_mesh(-1, 1, 1))
-        self._embedders: dict[EmbeddingOptions, Embedder] = {}
+        self._embedders: dict[Any, Embedder] = {}  # by the arguments of `encode`
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return the method of a task's pipeline; it fails if the model is of another task."""
@@ -104,10 +104,11 @@ class Model:
         Raises:
           InputError: there is no such layer or pooling.
         """
-        _, options = find_embedding_options(self._directory, layers, "text", pooling, normalize)
-        if options not in self._embedders:
-            self._embedders[options] = Embedder(self._pretrained, options)
-        embedder, listed = self._embedders[options], _as_texts(texts)
+        key = tuple(layers), pooling, normalize
+        if key not in self._embedders:
+            _, options = find_embedding_options(self._directory, layers, "text", pooling, normalize)
+            self._embedders[key] = Embedder(self._pretrained, options)
+        embedder, listed = self._embedders[key], _as_texts(texts)
         if not listed:
             return np.zeros((0, self.config.output_size), np.float32)
         encoded = embedder.encode(listed)

@@ -79,6 +79,9 @@ class Feed:
 
 def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
     """Return global arrays from the sequences of this process."""
+    if jax.process_count() == 1:  # one call costs less than one for each array
+        arrays: Batch = jax.device_put(batch, sharding)
+        return arrays
     return {
         name: jax.make_array_from_process_local_data(sharding, array)
         for name, array in batch.items()

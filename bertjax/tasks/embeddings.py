@@ -19,7 +19,7 @@ from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.encoders import make_encoder
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
 from bertjax.tasks.pipeline import RunFunction
-from bertjax.tasks.task import bucket_size
+from bertjax.tasks.task import packed_sequence_length
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
@@ -29,7 +29,6 @@ from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 LEVELS = ("text", "word", "token")
-_MIN_SEQ_LENGTH = 64  # tokens
 _MAX_BATCH_TOKENS = 1024  # of a device
 
 
@@ -151,8 +150,8 @@ def embed_texts(
 ) -> TextEmbeddings:
     """Return the embeddings of texts of any length, in their order.
 
-    Texts of similar length share sequences, which are just long enough. Batches of many texts have
-    one shape for each length, so that memory does not grow with the compiled programs.
+    Texts of similar length share sequences, which are just long enough. Batches have a power of two
+    of sequences, so there are few compiled programs.
     """
     options = objective.options
     texts = [f"{options.prompt}{text}" for text in texts]
@@ -162,15 +161,17 @@ def embed_texts(
     dataset = SequenceClassificationDataset("input", [], list(texts))
     encoded = encode_texts(dataset, tokenizer, options.max_seq_length, "head")
     examples = encoded.examples
-    lengths = np.array([bucket_size(size, _MIN_SEQ_LENGTH) for size in examples.lengths])
-    batch_tokens = min(_MAX_BATCH_TOKENS, bucket_size(examples.lengths.sum()))
+    total = int(examples.lengths.sum())
+    lengths = np.array([packed_sequence_length(size, total) for size in examples.lengths])
     parts: list[Any] = [None] * len(texts)  # embeddings of each text
     for length in np.unique(lengths).tolist():
         indices = np.flatnonzero(lengths == length)
         num_tokens = min(length, options.max_seq_length)
         shape = PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
-        batch_size = objective.batch_size_multiple * max(1, batch_tokens // num_tokens)
-        eval_set = PackedEvalSet(_select_examples(examples, indices), shape, batch_size)
+        batch_size = objective.batch_size_multiple * max(1, _MAX_BATCH_TOKENS // num_tokens)
+        eval_set = PackedEvalSet(
+            _select_examples(examples, indices), shape, max_batch_size=batch_size
+        )
         unpacked = eval_set.unpack_outputs(run(eval_set.batches()), "embeddings", level)
         for index, embeddings in zip(indices, unpacked, strict=True):
             parts[index] = embeddings

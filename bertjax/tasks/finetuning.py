@@ -23,7 +23,7 @@ from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
 from bertjax.tasks.finetuning_data import load_task_tokenizer
 from bertjax.tasks.pipeline import HostBatch, Outputs
-from bertjax.tasks.task import EvalSet, Task, bucket_size, shapes_of_batch
+from bertjax.tasks.task import EvalSet, Task, packed_sequence_length, shapes_of_batch
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
@@ -43,7 +43,6 @@ _log = logging.getLogger("bertjax")
 # Sequences of an eval batch for each device: fewer leave an accelerator waiting for its memory.
 _MIN_EVAL_SEQUENCES = 4
 _MAX_PREDICT_SEQUENCES = 16  # of a batch
-_MIN_SEQ_LENGTH = 64  # tokens of a sequence in prediction
 
 
 class FinetuningObjective(Objective):
@@ -324,6 +323,7 @@ class PackedEvalSet:
       examples: the examples.
       sequence_shape: tokens and examples that a sequence holds at most.
       batch_size: sequences of a batch over all processes; 0 fits batches to the examples.
+      max_batch_size: maximal number of sequences of a batch that is fitted to the examples.
       num_processes: processes that share the sequences of a batch.
       process_id: index of this process.
     """
@@ -335,16 +335,15 @@ class PackedEvalSet:
         batch_size: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
+        max_batch_size: int = _MAX_PREDICT_SEQUENCES,
     ) -> None:
         if not batch_size:  # prediction compiles the shapes that it needs
-            longest = int(examples.sizes.max(initial=1))
-            length = bucket_size(longest, _MIN_SEQ_LENGTH, sequence_shape.tokens)
+            longest, total = int(examples.sizes.max(initial=1)), int(examples.lengths.sum())
+            length = packed_sequence_length(longest, total, sequence_shape.tokens)
             sequence_shape = sequence_shape._replace(tokens=length)
         self._examples, self._shape, self._batch_size = examples, sequence_shape, batch_size
         self._num_processes, self._process_id = num_processes, process_id
-        self._layout = pack_eval_batches(
-            examples, sequence_shape, batch_size or _MAX_PREDICT_SEQUENCES
-        )
+        self._layout = pack_eval_batches(examples, sequence_shape, batch_size or max_batch_size)
 
     def batches(self) -> Iterator[HostBatch]:
         """Yield this process's sequences of each batch."""

@@ -25,6 +25,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 NUM_EXAMPLES_SHOWN = 8  # of an eval set, in TensorBoard
 EVALUATION_FILE = "evaluation.json"  # checkpoints and configuration of an evaluation
+_MIN_SEQ_LENGTH, _SHARED_SEQ_LENGTH = 16, 64  # tokens, of one text and of several
 
 
 class Evaluation(NamedTuple):
@@ -245,6 +246,20 @@ def shapes_of_batch(arrays: HostBatch, size: int) -> dict[str, jax.ShapeDtypeStr
         name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
         for name, array in arrays.items()
     }
+
+
+def packed_sequence_length(longest: int, total: int, maximum: int | None = None) -> int:
+    """Return the tokens of sequences that hold some texts, a power of two.
+
+    Several short texts share a sequence of 64 tokens, and a single one has a shorter sequence.
+
+    Args:
+      longest: tokens of the longest text.
+      total: tokens of all texts.
+      maximum: maximal tokens of a sequence.
+    """
+    minimum = min(_SHARED_SEQ_LENGTH, bucket_size(total, _MIN_SEQ_LENGTH))
+    return bucket_size(longest, minimum, maximum)
 
 
 def bucket_size(size: int, minimum: int = 1, maximum: int | None = None) -> int:

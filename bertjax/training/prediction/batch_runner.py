@@ -90,6 +90,8 @@ class BatchRunner:
 
         def pad(array: np.ndarray) -> np.ndarray:
             size = math.ceil(bucket_size(len(array)) / multiple) * multiple
+            if size == len(array):
+                return array
             return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
 
         return {name: pad(array) for name, array in batch.items()}
