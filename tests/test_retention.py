@@ -10,7 +10,7 @@ from checkpoint_states import equal, flip_bit, make_state, save, state_target, t
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
-from bertjax.checkpointing.retention import write_scores
+from bertjax.checkpointing.retention import comparable_score, write_scores
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 
@@ -70,6 +70,18 @@ def test_retention_keeps_the_best_for_use_and_the_newest_to_resume(
         find_checkpoint(tmp_path) == find_unverified_checkpoint(tmp_path) == checkpoints.path(best)
     )
     assert equal(checkpoints.restore(target), make_state(6))
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [
+        *((name, -1) for name in ("loss", "dev/mlm_loss", "word_error_rate", "wer", "char_cer")),
+        *((name, -1) for name in ("mlm_perplexity", "rmse", "mae", "my_error", "edit_distance")),
+        *((name, 1) for name in ("f1", "accuracy", "dev/exact", "power", "answer", "loss_free")),
+    ],
+)
+def test_comparable_score_knows_whether_less_is_better_by_the_name(name, sign) -> None:
+    assert comparable_score(name, {name: 0.5}) == sign * 0.5
 
 
 def test_find_checkpoint_returns_the_newest_without_best_metric(tmp_path) -> None:

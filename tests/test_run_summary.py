@@ -1,8 +1,10 @@
 """Tests of the run summary, configuration warnings and the next commands, for every task."""
 
+import dataclasses
 import os
 import re
 import shlex
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +55,23 @@ def test_summary_of_every_task(kind: str, toys) -> None:
     assert str(toys) in lines["data"] and "300 examples" in lines["data"]
     assert re.match(r"(16 examples in )?\d+ sequences of ", lines["batch"])
     assert lines["workdir"] == "runs/x, which has step 60" and "note" not in lines
+
+
+def test_summary_names_the_best_checkpoint_by_a_score(corpus) -> None:
+    for name, extreme in (("mlm_loss", "lowest"), ("mlm_accuracy", "highest")):
+        lines = summary_lines(make_run_config(corpus, steps=1000, best_metric=name))
+        assert lines[-1] == f"best      the checkpoint with the {extreme} {name} is kept and used"
+
+
+def test_summary_names_the_part_of_the_training_file_that_is_evaluated(toys, tmp_path) -> None:
+    config = configuration("single_label", toys)
+    shutil.copy(toys / "train.csv", tmp_path)
+    fields = {"dir": str(tmp_path), "eval_file": ""}
+    alone = dataclasses.replace(config, data={**config.data, **fields})
+    split = "10% of the file, chosen by a hash of the text, is the eval split"
+    for configured, expected in ((config, False), (alone, True)):
+        lines = dict(line.split(maxsplit=1) for line in summary_lines(configured))
+        assert (split in lines["data"]) is expected
 
 
 def warnings_of(corpus, **overrides: object) -> list[str]:

@@ -257,13 +257,18 @@ def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> No
 
 
 @pytest.mark.slow
-def test_predict_ignores_unconfigured_columns(trained) -> None:
+def test_predict_ignores_unconfigured_columns_but_no_second_text(trained) -> None:
     opened = Predictor(trained("single_label"))
     data = {**opened.config.data, "id": "number"}
     opened.pipeline.objective.config = dataclasses.replace(opened.config, data=data)
-    inputs = ["do ki", {"text": "do ki", "text_pair": "ba ba"}]
+    inputs = ["do ki", {"text": "do ki", "title": "ba ba"}]
     first, second = opened.predict([PredictInput("input", content) for content in inputs])
     assert first == second
+    pair = PredictInput("line 2", {"text": "do ki", "text_pair": "ba ba"})
+    with pytest.raises(
+        InputError, match=r'^line 2: "text_pair": the model reads text\. Leave it out'
+    ):
+        list(opened.predict([pair]))
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 
 SCORES_FILE = "scores.json"  # in checkpoints that were saved after an evaluation
-_LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse)$")
+# Names of scores, also of users' metrics: error_rate, wer and cer are those of speech recognition.
+_LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse|mae|error|error_rate|distance)$|(^|_)[wc]er$")
 
 
 def write_scores(checkpoint: epath.Path, scores: Mapping[str, float]) -> None:
@@ -45,7 +46,12 @@ def comparable_score(name: str, scores: Mapping[str, float]) -> float:
     value = scores.get(name, math.nan)
     if not math.isfinite(value):
         return -math.inf
-    return -value if _LOWER_IS_BETTER.search(name) else value
+    return -value if lower_is_better(name) else value
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether less is better of a score: of losses, errors, distances, wer and cer."""
+    return bool(_LOWER_IS_BETTER.search(name))
 
 
 def find_best(name: str, checkpoints: Iterable[epath.Path]) -> epath.Path | None:

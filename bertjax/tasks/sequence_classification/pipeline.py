@@ -78,8 +78,11 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         columns = dataclasses.replace(columns_from_config(self.config), id="")
         rows = [_to_table_row(item, columns) for item in inputs]
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
-        if is_published and any(_PAIR_KEY in row.values for row in rows):
-            columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
+        for row in rows:
+            if _PAIR_KEY in row.values and _PAIR_KEY not in (*columns.text, *columns.text_pair):
+                if not is_published:
+                    _reject_pair(row.location, columns)
+                columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
         eval_set = self._encode(dataset_from_rows("input", rows, columns, False))
         names = (*columns.text, *columns.text_pair)
         texts = [{name: row.values[name] for name in names} for row in rows]
@@ -121,6 +124,15 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         labels = answer.get("labels", [answer.get("label")])
         text = text_block(", ".join(labels) or "No label.", muted=not labels)
         return [text, bar_block(answer["scores"].items())]
+
+
+def _reject_pair(location: str, columns: TableColumns) -> None:
+    """Raise InputError for a second text that the model would ignore."""
+    names = (*columns.text, *columns.text_pair)
+    raise InputError(
+        f'{location}: "{_PAIR_KEY}": the model reads {", ".join(names)}. Leave it out, or train '
+        f"with data.text_pair={_PAIR_KEY}."
+    )
 
 
 def _to_table_row(item: PredictInput, columns: TableColumns) -> TableRow:

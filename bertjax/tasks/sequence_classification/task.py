@@ -80,6 +80,15 @@ class SequenceClassificationTask(FinetuningTask):
 
         return resolve_labels(config, bool(glue) or has_training_table(config), train_labels)
 
+    @property
+    def data_summary(self) -> str:
+        """Name and size of the training data, and what of its file is evaluated instead."""
+        if not splits_training_file(self.config):
+            return super().data_summary
+        fraction = self.config.data["eval_fraction"]
+        rest = f"{fraction:.0%} of the file, chosen by a hash of the text, is the eval split"
+        return f"{super().data_summary}; {rest}"
+
     def encode(self, name: str, data: SequenceClassificationDataset) -> Examples:
         """Return the texts with their labels, weighted as configured."""
         problem_type = self.objective.problem_type
