@@ -5,6 +5,9 @@
     bertjax train --workdir runs/base-2 \
       --config pretraining:model=base,phase=2,data=corpora/wiki,init=runs/base-1
 
+    bertjax train --workdir runs/base-3 \
+      --config pretraining:model=base,phase=3,data=corpora/wiki,init=runs/base-2
+
     bertjax train --workdir runs/mini-clm \
       --config pretraining:model=mini,recipe=modern,objective=clm,data=corpora/wiki
     bertjax train --workdir runs/mini \
@@ -12,7 +15,9 @@
 
 model    tiny, mini, small, medium, base, large, LAYERS-HIDDEN such as 6-512 (heads of 64), or a
          bert_config.json; that of init by default, or base
-phase    1: sequences of 128 tokens; 2: sequences of 512, initialized from phase 1 (init=DIR)
+phase    1: sequences of 128 tokens; 2: sequences of 512, initialized from phase 1 (init=DIR);
+         3: sequences of 1,024, of paper and slides: 131,072 tokens a step for 10,000 steps at a
+         peak of 3e-5, from phase 2 or any BERT (init=DIR), whose positions are copied
 recipe   paper: 256 sequences a step, 1M steps (Devlin et al. 2019, A.2)
          slides: 131,072 tokens a step, 1M steps (slides of its authors)
          lamb: 65,536 and 32,768 sequences a step, 8,601 steps (You et al. 2020)
@@ -40,7 +45,8 @@ SIZES = {  # layers, hidden size
 
 # Both phases of Adam form one run of a million steps: phase 2 starts at the learning rate at which
 # phase 1 ends, a tenth of the peak. Warm-up and decay are fractions of phase 1, so a shorter run
-# shortens them too. LAMB warms up in each phase.
+# shortens them too. LAMB warms up in each phase. Phase 3 begins where the rate is 0, and warms up to
+# Longformer's rate in as many steps (Beltagy et al. 2020, section 5).
 _STEPS = {1: 900_000, 2: 100_000}
 _ADAM = {
     1: {
@@ -49,6 +55,12 @@ _ADAM = {
         "decay_steps": f"{100 * 1_000_000 / _STEPS[1]:.9f}%",
     },
     2: {"learning_rate": 1e-4 * 100_000 / 990_000, "warmup": 0},
+}
+_PHASE_3 = {
+    "batch_size": 128,
+    "steps": 10_000,
+    "optimizer": {"learning_rate": 3e-5, "warmup": "5%"},
+    "model": {"max_position_embeddings": 1024},
 }
 _LAMB = {
     1: {"name": "lamb", "learning_rate": 6e-3, "warmup": "28.43%"},
@@ -59,10 +71,12 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
     "paper": {
         phase: {"batch_size": 256, "steps": _STEPS[phase], "optimizer": _ADAM[phase]}
         for phase in (1, 2)
-    },
+    }
+    | {3: _PHASE_3},
     "slides": {
         1: {"batch_size": 1024, "steps": _STEPS[1], "optimizer": _ADAM[1]},
         2: {"batch_size": 256, "steps": _STEPS[2], "optimizer": _ADAM[2]},
+        3: _PHASE_3,
     },
     "lamb": {
         1: {"batch_size": 65_536, "steps": 7_038, "optimizer": _LAMB[1]},
@@ -89,6 +103,7 @@ DIRECTIONS = {"clm": "left_to_right", "clm_reverse": "right_to_left"}  # by obje
 PHASES = {  # limits of a sequence: tokens, predictions
     1: {"max_seq_length": 128, "max_predictions_per_seq": 20},
     2: {"max_seq_length": 512, "max_predictions_per_seq": 80},
+    3: {"max_seq_length": 1024, "max_predictions_per_seq": 160},
 }
 
 
@@ -125,6 +140,7 @@ def get_config(
         "keep_period": "10%",
         **settings.get("cadence", {}),
         "init": init,
+        "init_positions": "copy" if init and phase == 3 else "",
         "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {
             # Without these fields, `init` has them, or the defaults are those of base.

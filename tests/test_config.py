@@ -87,13 +87,18 @@ def test_parse_config_converts_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "phase"), [("modern", 1), *itertools.product(["paper", "slides", "lamb"], [1, 2])]
+    ("recipe", "phase"),
+    [
+        ("modern", 1),
+        *itertools.product(["paper", "slides", "lamb"], [1, 2]),
+        *[("paper", 3), ("slides", 3)],
+    ],
 )
 @pytest.mark.parametrize("smoke", ["", ",smoke"])
 @pytest.mark.parametrize("model", ["tiny", "mini", "small", "medium", "base", "large", "6-256"])
 def test_every_recipe_is_valid(recipe: str, phase: int, smoke: str, model: str) -> None:
     config = load(f"model={model},phase={phase},recipe={recipe},data=x{smoke}").resolve()
-    assert config.max_seq_length == (512 if phase == 2 else 128) // (4 if smoke else 1)
+    assert config.max_seq_length == {1: 128, 2: 512, 3: 1024}[phase] // (4 if smoke else 1)
     tokens = config.batch_size * config.max_seq_length
     if recipe == "slides" and not smoke:
         assert tokens == 131_072

@@ -19,7 +19,7 @@ from data_pipelines.errors import InputError
         ("smok", "Did you mean smoke"),
         ("model=huge", "model='huge': unknown"),
         ("model=6-100", "model='6-100': unknown"),
-        ("phase=3", "phase=3: unknown"),
+        ("phase=4", "phase=4: unknown"),
         ("phase=one", "phase=one: the value has the wrong type. Use int"),
         ("smoke=perhaps", "smoke=perhaps: the value has the wrong type. Use true or false"),
         ("recipe=cake", "recipe='cake': unknown"),

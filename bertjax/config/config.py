@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from bertjax.config import durations
-from bertjax.config.compound_values import parse_init_layers
 from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.extraction_options import ExtractionOptions
+from bertjax.config.init_fields import check_init_fields
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.decoder.options import DecodingOptions
@@ -137,6 +137,12 @@ class Config:
         'blocks of `init` that the model takes, from 0, such as "0,2,4"; their number is '
         '`model.num_hidden_layers`; "" for all',
     )
+    init_positions: str = field(
+        "",
+        "extension of the position embeddings of `init` to more of "
+        '`model.max_position_embeddings`: "copy" repeats the table, as in Longformer, '
+        '"interpolate" is linear between its ends; "" for an equal number',
+    )
     reinit_layers: int = field(
         0, "number of highest layers, with the pooler, that stay random in spite of `init`"
     )
@@ -185,24 +191,13 @@ class Config:
         self._check_batch()
         if self.budget_seconds == 0:
             raise InputError(f"steps={self.steps!r}: is a time budget of 0. Use more.")
-        layers = self.model.num_hidden_layers
-        if not 0 <= self.reinit_layers <= layers:
-            raise InputError(
-                f"reinit_layers={self.reinit_layers}: the model has {layers} layers. Use 0 to "
-                f"{layers}."
-            )
-        if self.reinit_layers and not self.init:
-            raise InputError(
-                f"reinit_layers={self.reinit_layers}: without init all layers are random. Set "
-                "init, or remove reinit_layers."
-            )
-        if self.init_layers and len(parse_init_layers(self.init_layers)) != layers:
-            raise InputError(
-                f"init_layers={self.init_layers!r}: model.num_hidden_layers={layers} is another "
-                "number. Change one of them."
-            )
-        if self.init_layers and not self.init:
-            raise InputError(f"init_layers={self.init_layers!r}: of no model. Set init.")
+        check_init_fields(
+            self.init,
+            self.init_layers,
+            self.init_positions,
+            self.reinit_layers,
+            self.model.num_hidden_layers,
+        )
         self.profile_steps()
         if unknown := self.tensorboard_summaries - TENSORBOARD_SUMMARIES:
             raise InputError(

@@ -17,6 +17,7 @@ from jax import Array
 Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as in Flax
 
 ATTENTION_INITS = ("normal", "local")
+POSITION_INITS = ("copy", "interpolate")
 _SHORTEST_WAVELENGTH = 4  # tokens
 
 
@@ -79,6 +80,26 @@ def _frequencies(num_positions: int, num_waves: int) -> np.ndarray:
     ratio = _SHORTEST_WAVELENGTH / (2 * num_positions)
     exponents = np.arange(num_waves) / max(num_waves - 1, 1)
     return 2 * np.pi / _SHORTEST_WAVELENGTH * ratio**exponents
+
+
+def extend_positions(table: np.ndarray, num_positions: int, method: str) -> np.ndarray:
+    """Return position embeddings [num_positions, H] from those of fewer positions [P, H].
+
+    Args:
+      table: embeddings of the positions 0 to P - 1.
+      num_positions: at least P.
+      method: one of `POSITION_INITS`. "copy" repeats the table (Beltagy et al. 2020, Longformer,
+        section 5): texts up to P tokens have the same vectors as before. "interpolate" is linear
+        and keeps the ends: row i is that at i (P - 1) / (num_positions - 1), so that all distances
+        shrink.
+    """
+    if method == "copy":
+        return table[np.arange(num_positions) % len(table)]
+    places = np.linspace(0, len(table) - 1, num_positions)
+    below = np.minimum(places.astype(np.int64), max(len(table) - 2, 0))
+    above = np.minimum(below + 1, len(table) - 1)
+    weights = (places - below)[:, None]
+    return ((1 - weights) * table[below] + weights * table[above]).astype(table.dtype)
 
 
 def merge_pretrained(random_params: Any, pretrained_params: Any, reinit_layers: int) -> Any:

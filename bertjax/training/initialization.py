@@ -33,6 +33,7 @@ from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.model.heads import HEADS
+from bertjax.model.initialization import POSITION_INITS, extend_positions
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
@@ -247,10 +248,43 @@ class PretrainedModel:
                 f"init_layers: {self.path} has {count} layers, no {missing[0]}. Use 0 to "
                 f"{count - 1}."
             )
-        self.digest  # noqa: B018 (of the model at the path, not of what is kept)
-        params = dict(self.host_params())
-        params = map_named(lambda name, leaf: leaf[layers] if "/blocks/" in name else leaf, params)
-        self.bert_config = dataclasses.replace(self.bert_config, num_hidden_layers=len(layers))
+        self._change_params(
+            lambda name, leaf: leaf[layers] if "/blocks/" in name else leaf,
+            num_hidden_layers=len(layers),
+        )
+
+    def extend_positions(self, method: str, model: BertConfig) -> None:
+        """Extend its position embeddings to those of a new model, and log it.
+
+        Args:
+          method: one of `POSITION_INITS`; "" if the numbers of positions must be equal.
+          model: configuration of the new encoder.
+
+        Raises:
+          InputError: the new model has fewer, or has more without a method.
+        """
+        count, size = self.bert_config.max_position_embeddings, model.max_position_embeddings
+        if size == count or self.bert_config.encoder == "lstm":
+            return
+        problem = f"model.max_position_embeddings={size}: {self.path} has {count}."
+        if size < count:
+            raise InputError(f"{problem} Use at least {count}.")
+        if not method:
+            choices = " or ".join(POSITION_INITS)
+            raise InputError(f"{problem} Set init_positions={choices}, or remove the field.")
+
+        def change(name: str, leaf: np.ndarray) -> np.ndarray:
+            is_table = name.endswith("embeddings/position")
+            return extend_positions(leaf, size, method) if is_table else leaf
+
+        self._change_params(change, max_position_embeddings=size)
+        _log.info("%s: %d positions become %d, init_positions=%s.", self.path, count, size, method)
+
+    def _change_params(self, change: Callable[[str, Any], Any], **fields: Any) -> None:
+        """Replace each array by `change(name, array)`, and fields of the configuration."""
+        self.digest  # noqa: B018 (of the model at the path, not of what it becomes)
+        params = map_named(change, dict(self.host_params()))
+        self.bert_config = dataclasses.replace(self.bert_config, **fields)
         self._published = NumpyModel(self.bert_config, params, self.tokenizer, labels=self.labels)
         self._shapes = params
 

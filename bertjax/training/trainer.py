@@ -125,11 +125,11 @@ class Trainer:
         self._memory_budget.check_state()
         check_best_metric(config, task, step_functions.state_shapes.metric_sums)
         self._pretrained: PretrainedModel | None = None
-        self._teacher = teacher
-        self._init_record_dir = init_record_dir or self.workdir
+        self._teacher, self._init_record_dir = teacher, init_record_dir or self.workdir
         if config.init and not has_checkpoint(self.workdir):
             self._pretrained = open_recorded("init", config.init, self._init_record_dir)
             self._pretrained.select_layers(config.init_layers)
+            self._pretrained.extend_positions(config.init_positions, config.model)
             check_tokenizer(task, self._pretrained.tokenizer, self._pretrained.path)
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
