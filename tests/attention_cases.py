@@ -75,8 +75,12 @@ def assert_equals_plain(
 
 
 def unsupported_reason(
-    module: ModuleType, axes=(-1, 1, 1), names=AXES, shape=(8, LENGTH, HEADS, SIZE)
+    module: ModuleType,
+    axes=(-1, 1, 1),
+    names=AXES,
+    shape=(8, LENGTH, HEADS, SIZE),
+    dtype: str = "float32",
 ) -> str:
     """Return an implementation's reason against queries of this shape on this mesh."""
     with jax.set_mesh(jax.sharding.Mesh(make_mesh(*axes).devices, names)):
-        return module.unsupported_reason(jax.ShapeDtypeStruct(shape, "float32"))
+        return module.unsupported_reason(jax.ShapeDtypeStruct(shape, dtype))

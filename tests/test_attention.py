@@ -159,4 +159,4 @@ def test_choose_implementation_gives_the_reason_for_plain(monkeypatch) -> None:
     with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):
         implementation = choose_implementation(query)
     assert implementation.attend is plain
-    assert str(implementation) == "plain (12 tokens: the kernel takes multiples of 128 up to 512)"
+    assert str(implementation) == "plain (12 tokens: the kernel takes multiples of 128 up to 1024)"

@@ -24,7 +24,9 @@ from bertjax.model.attention.mask import MaskKind
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask_kind", MASK_KINDS)
-@pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1), (1, 1024, 2, 8)], ids=str
+)
 def test_attention_takes_any_shape(shape: tuple[int, ...], mask_kind: MaskKind) -> None:
     assert_equals_plain(attention, shape, mask_kind, atol=5e-6)
 

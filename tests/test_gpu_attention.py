@@ -18,7 +18,7 @@ from bertjax.model.attention import gpu as gpu_attention
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "size"),
-    [(1, 64), (100, 32), *in_test_all((16, 32), (37, 128), (256, 128), (512, 64))],
+    [(1, 64), (100, 32), *in_test_all((16, 32), (37, 128), (256, 128), (512, 64), (1024, 64))],
 )
 def test_kernels_take_any_length_and_three_head_sizes(length: int, size: int) -> None:
     kernels = functools.partial(gpu_attention.attention, interpret=True)

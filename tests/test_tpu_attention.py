@@ -37,7 +37,7 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "heads", "size", "heads_per_block"),
-    [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3)],
+    [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3), (1024, 2, 64, 2)],
 )
 def test_kernel_by_groups_of_heads_equals_plain(
     length: int, heads: int, size: int, heads_per_block: int, monkeypatch
@@ -53,6 +53,11 @@ def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
     monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v5 lite")
     for fit in ({}, {"axes": (2, 1, 4)}, {"shape": (8, 512, 16, 64)}):
         assert not unsupported_reason(tpu_attention, **fit)
+    long = {"shape": (8, 1024, 16, 64), "dtype": "bfloat16"}
+    assert not unsupported_reason(tpu_attention, **long)
+    monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v4")
+    reason = "1024 tokens: the kernel takes multiples of 128 up to 512"
+    assert unsupported_reason(tpu_attention, **long) == reason
     monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v2")
     assert unsupported_reason(tpu_attention).startswith("TPU v2: the kernel is for TPU v4")
 
@@ -61,7 +66,8 @@ def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
     ("unfit", "reason"),
     [
         ({"shape": (8, 96, HEADS, SIZE)}, "96 tokens: the kernel takes multiples of 128"),
-        ({"shape": (8, 640, HEADS, SIZE)}, "640 tokens: .* up to 512"),
+        ({"shape": (8, 1152, HEADS, SIZE)}, "1152 tokens: .* up to 1024"),
+        ({"shape": (8, 1024, 16, 64)}, "16 heads of 64 and 1024 tokens: no block fits"),
         ({"shape": (8, LENGTH, HEADS, 80)}, "head size 80: the kernel takes multiples of 64"),
         ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 sequences: the mesh has 8 batch shards"),
         ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.tensor=4 does not"),

@@ -22,7 +22,8 @@ from bertjax.model.attention.mask import visible_keys
 from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
 
 _LANES = 128  # of a TPU's registers
-_MAX_LENGTH = 512
+_DEFAULT_LENGTH = 512  # whose weights fit the memory that a kernel has by default, 16 MiB
+_LONG_KERNEL_BYTES = 32 << 20  # memory of a longer kernel; its backward pass takes 18 MiB
 _MIN_HEAD_SIZE = 64  # two heads fill the lanes
 _MAX_BLOCK_BYTES = 1 << 18  # of each input in the core's memory
 
@@ -34,14 +35,16 @@ class _Core:
     Attributes:
       matrix_width: width of its matrix units; narrower heads leave a part of them idle.
       matrix_speed: operations of its matrix units in the time of one of its vector units.
+      max_length: tokens of the longest sequence whose weights fit its memory.
     """
 
     matrix_width: int
     matrix_speed: int
+    max_length: int = 1024
 
 
 _CORES = {
-    "TPU v4": _Core(128, 32),
+    "TPU v4": _Core(128, 32, _DEFAULT_LENGTH),
     "TPU v5": _Core(128, 32),
     "TPU v5 lite": _Core(128, 32),
     "TPU v6 lite": _Core(256, 128),
@@ -56,12 +59,13 @@ _SOFTMAX_OPS, _DROPOUT_OPS, _GRADIENT_OPS = 16, 14, 10
 def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     """Return why the kernel cannot serve queries [B, T, N, D] on the current mesh, "" if it can."""
     batch_size, length, num_heads, head_size = query.shape
-    if tpu_kind() not in _CORES:
+    core = _CORES.get(tpu_kind())
+    if core is None:
         return f"{tpu_kind() or 'no TPU'}: the kernel is for {', '.join(_CORES)}"
     if reason := split_unsupported_reason(batch_size, num_heads):
         return reason
-    if length % _LANES or length > _MAX_LENGTH:
-        return f"{length} tokens: the kernel takes multiples of {_LANES} up to {_MAX_LENGTH}"
+    if length % _LANES or length > core.max_length:
+        return f"{length} tokens: the kernel takes multiples of {_LANES} up to {core.max_length}"
     if head_size % _MIN_HEAD_SIZE:
         return f"head size {head_size}: the kernel takes multiples of {_MIN_HEAD_SIZE}"
     heads = num_heads // jax.sharding.get_abstract_mesh().shape["tensor"]
@@ -114,7 +118,10 @@ class _Kernel(FusedKernel):
             out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * outputs,
             cost_estimate=self._cost(arrays, outputs),
             # Programs write separate blocks, so two cores can share either axis.
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel"),
+                vmem_limit_bytes=_LONG_KERNEL_BYTES if length > _DEFAULT_LENGTH else None,
+            ),
             interpret=self.interpret,
         )(seeds, sequences, heads, example_ids[:, :, None], example_ids[:, None, :], *arrays)
 
