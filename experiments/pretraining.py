@@ -45,7 +45,7 @@ SIZES = {  # layers, hidden size
 
 # Both phases of Adam form one run of a million steps: phase 2 starts at the learning rate at which
 # phase 1 ends, a tenth of the peak. Warm-up and decay are fractions of phase 1, so a shorter run
-# shortens them too. LAMB warms up in each phase. Phase 3 begins where the rate is 0, and warms up to
+# shortens them too. LAMB warms up in each phase. Phase 3 begins where the rate is 0. It warms up to
 # Longformer's rate in as many steps (Beltagy et al. 2020, section 5).
 _STEPS = {1: 900_000, 2: 100_000}
 _ADAM = {
