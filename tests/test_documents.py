@@ -35,7 +35,7 @@ def decoded(index: np.ndarray, payload: bytes) -> list[list[str]]:
     documents = []
     for i, row in enumerate(index):
         record = payload[row["start"] : row["start"] + row["size"]]
-        tokens, lengths = unpack_documents(index[i : i + 1], [record], DTYPE)
+        tokens, lengths, _ = unpack_documents(index[i : i + 1], [record], DTYPE)
         sentences = np.split(tokens, np.cumsum(lengths)[:-1])
         documents.append([TOKENIZER.decode(sentence.tolist()) for sentence in sentences])
     return documents
@@ -82,9 +82,7 @@ def test_encode_documents_splits_long_sentences() -> None:
 def test_split_long_sentences_prefers_word_starts(lengths, continuing, seed) -> None:
     rng = np.random.Generator(np.random.Philox(key=seed % 2**64))
     tokens = (rng.random(sum(lengths)) < continuing).astype(int)  # 1 continues a word
-    part_lengths, num_parts = split_long_sentences(
-        tokens, np.array(lengths, int), np.array([False, True])
-    )
+    part_lengths, num_parts = split_long_sentences(np.array(lengths, int), tokens == 1)
     ends = np.cumsum(part_lengths)
     assert len(num_parts) == len(lengths) and num_parts.sum() == len(part_lengths)
     assert np.isin(np.cumsum(lengths), ends).all()

@@ -9,6 +9,7 @@ from data_pipelines.pretraining.masking import (
     MASKING_UNITS,
     MAX_SPAN_LENGTH,
     choose_masked_tokens,
+    entity_numbers,
     prediction_counts,
     replace_masked_tokens,
     word_starts,
@@ -49,7 +50,8 @@ def test_prediction_counts_round_halves_to_even():
 @given(case=candidates(), seed=st.integers(0, 2**32))
 def test_choose_masked_tokens_meets_every_count(masking, case, seed):
     segments, starts, counts = case
-    chosen = choose_masked_tokens(masking, counts, segments, starts, uniform(seed, len(segments)))
+    draws, outside = uniform(seed, len(segments)), np.full(len(segments), -1)
+    chosen = choose_masked_tokens(masking, counts, segments, starts, draws, outside)
     assert (np.bincount(segments[chosen] // 2, minlength=len(counts)) == counts).all()
 
 
@@ -91,7 +93,48 @@ def test_choose_masked_tokens_truncates_at_most_one_span_of_a_pair(case, seed):
 def test_choose_masked_tokens_can_choose_all(masking):
     segments = np.repeat([0, 1, 2], [7, 4, 5])
     starts = word_starts(np.arange(16), segments, np.arange(16) % 3 == 1)
-    assert choose_masked_tokens(masking, np.array([11, 5]), segments, starts, uniform(0, 16)).all()
+    counts, outside = np.array([11, 5]), np.full(16, -1)
+    chosen = choose_masked_tokens(masking, counts, segments, starts, uniform(0, 16), outside)
+    assert chosen.all()
+
+
+@given(case=candidates(), seed=st.integers(0, 2**32))
+def test_choose_masked_tokens_takes_whole_entities(case, seed):
+    segments, starts, counts = case
+    word = np.cumsum(starts) - 1
+    entities = np.where(word // 2 % 2 == seed % 2, word // 2, -1)  # of two words, or of one
+    draws = uniform(seed, len(segments))
+    chosen = choose_masked_tokens("entity", counts, segments, starts, draws, entities)
+    taken = np.bincount(segments[chosen] // 2, minlength=len(counts))
+    assert (taken <= counts).all()
+    unit = np.unique(np.stack([segments, entities]), axis=1, return_inverse=True)[1].ravel()
+    inside = entities >= 0
+    share = np.bincount(unit, chosen) / np.bincount(unit)
+    assert np.isin(share[unit[inside]], [0, 1]).all()  # in each segment of its own
+    # The count is missed only where no token outside is left, and no entity fits.
+    pair = segments // 2
+    assert not (~chosen & ~inside & (taken < counts)[pair]).any()
+    sizes = np.bincount(unit)[unit]
+    assert not (~chosen & inside & (taken[pair] + sizes <= counts[pair])).any()
+
+
+def test_choose_masked_tokens_never_takes_an_entity_longer_than_the_count():
+    segments, starts = np.repeat(np.arange(0, 2000, 2), 60), np.ones(60_000, bool)
+    entities = np.where(np.tile(np.arange(60) < 10, 1000), segments, -1)
+    for count, expected in ((9, 0), (10, 1 / 51)):  # it must come first
+        counts = np.full(1000, count)
+        draws = uniform(3, 60_000)
+        chosen = choose_masked_tokens("entity", counts, segments, starts, draws, entities)
+        assert chosen.sum() == 1000 * count
+        rate = chosen[entities >= 0].mean()
+        assert rate == pytest.approx(expected, abs=4 * (expected / 1000) ** 0.5)
+
+
+def test_entity_numbers_are_those_of_the_spans_of_a_shard():
+    spans = np.array([[2, 4], [4, 5], [8, 11]])
+    numbers = entity_numbers(np.array([0, 2, 3, 4, 5, 10, 11, 3, 8]), spans)
+    assert numbers.tolist() == [-1, 0, 0, 1, -1, 2, -1, 0, 2]
+    assert entity_numbers(np.arange(3), spans[:0]).tolist() == [-1, -1, -1]
 
 
 def test_choose_masked_tokens_chooses_tokens_uniformly():

@@ -31,7 +31,7 @@ from data_pipelines.pretraining.options import PretrainingOptions
         ({"objective": "nsp"}, "objective='nsp': unknown value. Choose one of mlm_nsp, mlm"),
         (
             {"masking": "whole"},
-            "masking='whole': unknown value. Choose one of token, whole_word, span",
+            "masking='whole': unknown value. Choose one of token, whole_word, span, entity",
         ),
         ({"random_tokens": "any"}, "random_tokens='any': unknown value"),
         ({"short_seq_prob": 1.5}, "short_seq_prob=1.5: not a probability"),

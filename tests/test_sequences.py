@@ -51,7 +51,7 @@ def make_batch(
     pairs, sequence_of_pair = draw_sequences(SECTIONS, DOCUMENTS, options, generator(seed))
     order = np.argsort(sequence_of_pair, kind="stable")
     draws = generator(seed + 1).random((sequence_of_pair.max() + 1, options.draws_per_sequence))
-    packed = PackedPairs(SHARD.tokens, pairs.take(order), sequence_of_pair[order], draws)
+    packed = PackedPairs(SHARD, pairs.take(order), sequence_of_pair[order], draws)
     return make_batch_arrays([packed], len(draws), options, TOKENIZER), packed
 
 
@@ -223,7 +223,7 @@ def test_make_batch_arrays_does_not_depend_on_the_parts():
         at = slice(*np.searchsorted(packed.sequence, (first, last)))
         parts.append(
             PackedPairs(
-                packed.tokens,
+                packed.shard,
                 packed.pairs.take(at),
                 packed.sequence[at] - first,
                 packed.draws[first:last],

@@ -1,6 +1,7 @@
 """Tokenize text into the shards of a corpus."""
 
 import argparse
+import dataclasses
 import sys
 
 from bertjax.cli.config_args import reject_unknown_arguments
@@ -19,6 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "directory of the corpus: new, or one that was not finished")
     parser.add_argument(
         "--vocab", required=True, metavar="FILE", help="vocabulary, or a directory with one"
+    )
+    parser.add_argument(
+        "--spans",
+        default="",
+        metavar="FIELD",
+        help='field of JSON lines with entity spans, such as "entities" in the output of '
+        "`bertjax predict`; for masking=entity (none)",
     )
     parser.add_argument("--workers", type=num_workers, help="tokenizing processes (one a core)")
     parser.add_argument(
@@ -74,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         args.dedup,
         args.num_shards,
         Filters(args.min_document_tokens, args.languages, args.near_dedup),
-        read_options(args),
+        dataclasses.replace(read_options(args), spans=args.spans),
         args.license,
     )
     if args.runner:

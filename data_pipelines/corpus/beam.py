@@ -84,6 +84,8 @@ def prepare_with_beam(
     sources = list(enumerate(resolve_inputs(inputs)))
     if are_tf_examples([source for _, source in sources]):
         raise InputError(f"{sources[0][1]}: has tf_examples. Prepare them without --runner.")
+    if field := options.read_options.spans:
+        raise InputError(f"spans={field}: not supported by Beam. Prepare them without --runner.")
     with staging_directory(epath.Path(output)) as stage:
         directory = str(stage)
         # Beam's check of annotations does not support protocols such as `Tokenizer`.
@@ -160,7 +162,8 @@ def _write(
     with ShardWriter(directory, name, dtype) as writer:
         for _, row, record in sorted(documents):
             rows = np.frombuffer(row, index_dtype(filters))
-            writer.append(*unpack_documents(rows, [record], dtype), rows["sentences"])
+            tokens, lengths, _ = unpack_documents(rows, [record], dtype)
+            writer.append(tokens, lengths, rows["sentences"])
         return split, writer.close()
 
 

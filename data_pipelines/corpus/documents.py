@@ -19,13 +19,15 @@ from data_pipelines.corpus.filters import KEEP_ALL, NUM_BANDS, Filters, is_near_
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.shards import shard_name
 from data_pipelines.errors import InputError
+from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.text.sentence_splitting import split_sentences
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 INDEX = np.dtype(  # one row per document
     [
         ("hash", "<u8", 2),  # of the text
         ("start", "<i8"),  # offset of the record in the payload, in bytes
-        ("size", "<i8"),  # of the record: lengths of the sentences (int32), then the ids
+        ("size", "<i8"),  # of the record: lengths of sentences, spans (both int32), ids
         ("sentences", "<i8"),
         ("tokens", "<i8"),
         ("unknown", "<i8"),  # tokens that are [UNK]
@@ -47,11 +49,17 @@ MAX_SHARD_IMBALANCE = 0.02  # relative excess of the largest shard over the smal
 ShardAssignment = dict[str, list[np.ndarray]]  # split -> for each shard, its rows of the index
 
 
-def index_dtype(filters: Filters) -> np.dtype:
-    """Return the dtype of an index: `INDEX`, with MinHash bands for near-duplicate detection."""
-    if not filters.near_dedup:
-        return INDEX
-    return np.dtype([*INDEX.descr, ("bands", "<u8", (NUM_BANDS,))])
+def index_dtype(filters: Filters, has_spans: bool = False) -> np.dtype:
+    """Return the dtype of an index: `INDEX`, and what filters and entity spans need.
+
+    Args:
+      filters: with near-duplicate detection rows have MinHash bands.
+      has_spans: rows have the number of spans of the document.
+    """
+    dtype = INDEX
+    if filters.near_dedup:
+        dtype = np.dtype([*dtype.descr, ("bands", "<u8", (NUM_BANDS,))])
+    return np.dtype([*dtype.descr, ("spans", "<i8")]) if has_spans else dtype
 
 
 def encode_documents(
@@ -72,19 +80,45 @@ def encode_documents(
         [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
     ]
     tokens, lengths = encoder([s for document in sentences for s in document])
-    ends = np.cumsum([len(document) for document in sentences])  # of documents
+    counts = [len(document) for document in sentences]
+    return index_documents(documents, counts, tokens, lengths, encoder.tokenizer, filters)
+
+
+def index_documents(
+    documents: Sequence[str],
+    num_sentences: Sequence[int],
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    tokenizer: Tokenizer,
+    filters: Filters,
+    spans: np.ndarray | None = None,
+) -> tuple[np.ndarray, bytes]:
+    """Return index rows and payload of tokenized documents, as `encode_documents`.
+
+    Args:
+      documents: d texts.
+      num_sentences: sentences of each document.
+      tokens: ids of all sentences [n].
+      lengths: int64 [s], number of ids of each sentence.
+      tokenizer: the tokenizer.
+      filters: determine what the index records of the text.
+      spans: int64 [e, 2], first token and end of each entity span, ascending; None for a corpus
+        without them.
+    """
+    ends = np.cumsum(num_sentences)  # of documents
     empty = _sums_before(ends, lengths == 0)
     long = _sums_before(ends, lengths > MAX_SENTENCE_TOKENS)
     if long[-1]:
-        lengths, num_parts = split_long_sentences(
-            tokens, lengths, encoder.tokenizer.is_continuation
-        )
+        continues = tokenizer.is_continuation[tokens]
+        if spans is not None:  # no sentence ends within a span
+            continues[concatenate_ranges(spans[:, 0] + 1, spans[:, 1] - spans[:, 0] - 1)] = True
+        lengths, num_parts = split_long_sentences(lengths, continues)
         ends = _sums_before(ends, num_parts)
     kept = _sums_before(ends, lengths > 0)
     token_ends = _sums_before(ends, lengths)
-    unknown = _sums_before(token_ends, tokens == encoder.tokenizer.unk_id)
+    unknown = _sums_before(token_ends, tokens == tokenizer.unk_id)
     texts = [text.encode(errors="surrogatepass") for text in documents]
-    index = np.zeros(len(documents), index_dtype(filters))
+    index = np.zeros(len(documents), index_dtype(filters, spans is not None))
     index["is_other_language"] = filters.is_other_language(documents)
     if filters.near_dedup:
         index["bands"] = filters.minhash_bands(documents)
@@ -97,12 +131,18 @@ def encode_documents(
     index["long"] = np.diff(long, prepend=0)
     index["bytes"] = [len(text) for text in texts]
 
-    parts = lengths[lengths > 0].astype(LENGTH_DTYPE).tobytes(), tokens.tobytes()
+    parts = [lengths[lengths > 0].astype(LENGTH_DTYPE).tobytes(), tokens.tobytes()]
     part_ends = [kept * LENGTH_DTYPE.itemsize, token_ends * tokens.itemsize]
-    index["size"] = np.diff(part_ends[0] + part_ends[1], prepend=0)
+    if spans is not None:
+        owners = np.searchsorted(token_ends, spans[:, 0], "right")
+        within = spans - (token_ends - index["tokens"])[owners, None]
+        index["spans"] = np.bincount(owners, minlength=len(documents))
+        parts.insert(1, within.astype(LENGTH_DTYPE).tobytes())
+        part_ends.insert(1, np.cumsum(index["spans"]) * 2 * LENGTH_DTYPE.itemsize)
+    index["size"] = np.diff(sum(part_ends), prepend=0)
     index["start"] = np.cumsum(index["size"]) - index["size"]
     payload = bytearray()
-    begins: tuple[int, ...] = (0, 0)
+    begins: tuple[int, ...] = (0,) * len(parts)
     for record_ends in zip(*(offsets.tolist() for offsets in part_ends), strict=True):
         for part, begin, end in zip(parts, begins, record_ends, strict=True):
             payload += part[begin:end]
@@ -111,16 +151,15 @@ def encode_documents(
 
 
 def split_long_sentences(
-    tokens: np.ndarray, lengths: np.ndarray, is_continuation: np.ndarray
+    lengths: np.ndarray, continues: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split sentences longer than `MAX_SENTENCE_TOKENS` into parts of about equal length.
 
     A part starts at a word boundary if there is one in the second half of the preceding part.
 
     Args:
-      tokens: ids of all sentences [n].
       lengths: int64 [s], number of ids of each sentence.
-      is_continuation: bool [V], tokens that continue a word.
+      continues: bool [n], tokens that continue a word, or an entity span.
 
     Returns:
       The lengths of sentences and parts, and the number of parts of each sentence, int64 [s].
@@ -131,7 +170,7 @@ def split_long_sentences(
     done = 0
     for sentence in np.flatnonzero(lengths > MAX_SENTENCE_TOKENS).tolist():
         start, end = int(ends[sentence] - lengths[sentence]), int(ends[sentence])
-        starts_word = ~is_continuation[tokens[start:end]]
+        starts_word = ~continues[start:end]
         word_starts = np.maximum.accumulate(
             np.where(starts_word, np.arange(start, end), -1)
         ).tolist()  # for each token, the start of its word
@@ -154,7 +193,7 @@ def _sums_before(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def unpack_documents(
     rows: np.ndarray, records: Iterable[bytes | memoryview], dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Unpack the records of documents.
 
     Args:
@@ -163,12 +202,27 @@ def unpack_documents(
       dtype: dtype of the ids.
 
     Returns:
-      The token ids of the documents [n], and the lengths of their sentences [s].
+      The token ids of the documents [n], the lengths of their sentences [s], and the first token
+      and end of each entity span, int64 [e, 2], or None.
     """
+    has_spans = "spans" in (rows.dtype.names or ())
+    num_spans = rows["spans"] if has_spans else np.zeros(len(rows), np.int64)
     cuts = (rows["sentences"] * LENGTH_DTYPE.itemsize).tolist()
-    pairs = [(record[:cut], record[cut:]) for record, cut in zip(records, cuts, strict=True)]
-    lengths, tokens = (b"".join(parts) for parts in zip(*pairs, strict=True))
-    return np.frombuffer(tokens, dtype), np.frombuffer(lengths, LENGTH_DTYPE)
+    ends = (cuts + 2 * num_spans * LENGTH_DTYPE.itemsize).tolist()
+    columns = zip(
+        *(
+            (record[:cut], record[cut:end], record[end:])
+            for record, cut, end in zip(records, cuts, ends, strict=True)
+        ),
+        strict=True,
+    )
+    lengths, within, tokens = (b"".join(parts) for parts in columns)
+    spans = None
+    if has_spans:
+        first = np.cumsum(rows["tokens"]) - rows["tokens"]
+        spans = np.frombuffer(within, LENGTH_DTYPE).reshape(-1, 2)
+        spans = spans + np.repeat(first, num_spans)[:, None]
+    return np.frombuffer(tokens, dtype), np.frombuffer(lengths, LENGTH_DTYPE), spans
 
 
 def document_sizes(rows: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus import tf_examples
+from data_pipelines.corpus import annotated_text, tf_examples
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.documents import (
     MAX_SENTENCE_TOKENS,
@@ -102,7 +102,9 @@ def prepare(
         staging_directory(epath.Path(output), resume=True) as stage,
         spool_directory(stage) as directory,
     ):
-        spool = Spool(directory, identity, index_dtype(filters))
+        has_spans = bool(read_options.spans)
+        row_dtype = index_dtype(filters, has_spans)
+        spool = Spool(directory, identity, row_dtype)
         for index in spool.indexes():
             progress_bar.add(index)
         if spool.position != Position():
@@ -112,9 +114,11 @@ def prepare(
         batches: Iterator[list[Any]] = (
             tf_examples.record_batches(sources, start, positions)
             if are_pairs
+            else annotated_text.record_batches(sources, read_options, start, positions)
+            if has_spans
             else _batches(sources, read_options, tokenizer, start, positions, workers)
         )
-        make_encoder = functools.partial(_make_encoder, tokenizer, filters, are_pairs)
+        make_encoder = functools.partial(_make_encoder, tokenizer, filters, are_pairs, has_spans)
         try:
             for index, payload in ordered_map(make_encoder, batches, workers):
                 progress_bar.add(index)
@@ -124,9 +128,9 @@ def prepare(
             raise
         spool.commit_segment()
         progress_bar.close()
-        index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
+        index = np.concatenate([np.zeros(0, row_dtype), *spool.indexes()])
         assignment = assign_shards(index, options)
-        shard_infos = _write_shards(stage, dtype, assignment, len(index), spool)
+        shard_infos = _write_shards(stage, dtype, assignment, len(index), spool, has_spans)
         totals = compute_totals(index, assignment, filters)
         recorded = options.manifest_entries(inputs)
         if are_pairs:
@@ -206,10 +210,12 @@ def _batches(
 
 
 def _make_encoder(
-    tokenizer: Tokenizer, filters: Filters, are_pairs: bool
+    tokenizer: Tokenizer, filters: Filters, are_pairs: bool, has_spans: bool
 ) -> Callable[[list[Any]], tuple[np.ndarray, bytes]]:
     if are_pairs:
         return tf_examples.make_encoder(tokenizer)
+    if has_spans:
+        return annotated_text.make_encoder(tokenizer, filters)
     encoder = BulkEncoder(tokenizer)
     return lambda documents: encode_documents(documents, encoder, filters)
 
@@ -223,13 +229,16 @@ def _write_shards(
     assignment: ShardAssignment,
     num_documents: int,
     spool: Spool,
+    has_spans: bool,
 ) -> dict[str, list[ShardInfo]]:
     """Distribute the documents of the spool to the shards, one segment at a time."""
     names, shard_of_document = name_shards(assignment, num_documents)
     first = 0
     shard_infos: dict[str, list[ShardInfo]] = {split: [] for split in assignment}
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name in names]
+        writers = [
+            stack.enter_context(ShardWriter(directory, name, dtype, has_spans)) for _, name in names
+        ]
         for index, payload in zip(spool.indexes(), spool.payloads(), strict=True):
             segment_shards = shard_of_document[first : first + len(index)]
             first += len(index)
@@ -240,7 +249,8 @@ def _write_shards(
                 locations = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
                 records = [payload[start : start + size] for start, size in locations]
                 if records:
-                    writer.append(*unpack_documents(rows, records, dtype), document_sizes(rows))
+                    tokens, lengths, spans = unpack_documents(rows, records, dtype)
+                    writer.append(tokens, lengths, document_sizes(rows), spans)
         for writer, (split, _) in zip(writers, names, strict=True):
             shard_infos[split].append(writer.close())
     return shard_infos

@@ -6,12 +6,17 @@ not a corpus. A shard is one little-endian file that can be memory-mapped:
 
     offset  type                 content
     0       8 bytes              magic, b"BERTJAXS"
-    8       uint32               version of the layout, 1
+    8       uint32               version of the layout: 1, or 2 with entity spans
     12      uint32               bytes per token id, 2 or 4
     16      3 x int64            D documents, S sentences, N tokens
     40      int64 [D+1]          document d has sentences documents[d] .. documents[d+1] - 1
     ...     int64 [S+1]          sentence s has tokens sentences[s] .. sentences[s+1] - 1
     ...     uint16|uint32 [N]    token ids, without special tokens
+
+Layout 2 has between sentences and tokens:
+
+    ...     int64                number E of entity spans
+    ...     int64 [E, 2]         span e has tokens spans[e, 0] .. spans[e, 1] - 1, ascending
 """
 
 import contextlib
@@ -38,7 +43,9 @@ MANIFEST = "manifest.json"
 CORPUS_VERSION = 3
 MAX_PAIR_LENGTH = "max_pair_length"
 """Option in the manifest of a corpus of pairs: tokens of the longest, with special tokens."""
-_LAYOUT = 1
+SPANS = "spans"
+"""Option in the manifest of a corpus with entity spans: the field of the input with them."""
+_LAYOUT, _SPAN_LAYOUT = 1, 2
 _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
 _BLOCK = 1 << 20  # bytes read or written at a time, so that memory does not grow with a shard
@@ -49,7 +56,7 @@ _SCHEMA = {
     **{
         "tokenizer_fingerprint": str,
         "vocab_size": int,
-        "options": {"inputs?": [str], f"{MAX_PAIR_LENGTH}?": int},
+        "options": {"inputs?": [str], f"{MAX_PAIR_LENGTH}?": int, f"{SPANS}?": str},
     },
     **{"train_shards": [_SHARD], "eval_shards": [_SHARD], "totals": {str: float}},
 }
@@ -62,6 +69,9 @@ class Shard:
     tokens: np.ndarray  # uint16 or uint32 [N]
     sentences: np.ndarray  # int64 [S+1], offsets into tokens, ascending
     documents: np.ndarray  # int64 [D+1], offsets into sentences, ascending
+    spans: np.ndarray = dataclasses.field(  # int64 [E, 2], entity spans: first token and end
+        default_factory=lambda: np.zeros((0, 2), np.int64)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,33 +126,45 @@ class ShardWriter:
       directory: the corpus directory.
       name: file name of the shard.
       dtype: dtype of the ids.
+      has_spans: the corpus has entity spans.
     """
 
-    def __init__(self, directory: epath.PathLike, name: str, dtype: np.dtype) -> None:
+    def __init__(
+        self, directory: epath.PathLike, name: str, dtype: np.dtype, has_spans: bool = False
+    ) -> None:
         self._path = epath.Path(directory) / name
-        self._dtype = dtype
-        self._counts = [0, 0, 0]  # documents, sentences, tokens
+        self._dtype, self._has_spans = dtype, has_spans
+        self._counts = [0, 0, 0, 0]  # documents, sentences, spans, tokens
         self._temporary = contextlib.ExitStack()
         local_directory = os.fspath(directory)
         if is_remote(directory):
             local_directory = self._temporary.enter_context(tempfile.TemporaryDirectory())
-        self._parts = [pathlib.Path(local_directory) / f".{name}.{i}" for i in range(3)]
-        for part, begin in zip(self._parts, (bytes(8), bytes(8), b""), strict=True):
+        self._parts = [pathlib.Path(local_directory) / f".{name}.{i}" for i in range(4)]
+        for part, begin in zip(self._parts, (bytes(8), bytes(8), b"", b""), strict=True):
             part.write_bytes(begin)
             self._temporary.callback(part.unlink, missing_ok=True)
 
-    def append(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
+    def append(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        sentences: np.ndarray,
+        spans: np.ndarray | None = None,
+    ) -> None:
         """Append documents.
 
         Args:
           tokens: ids of all documents [n].
           lengths: tokens of each sentence [s], at least 1, with sum n.
           sentences: sentences of each document [d], at least 1, with sum s.
+          spans: first token and end of each entity span [e, 2], ascending.
         """
-        _, sentences_before, tokens_before = self._counts
+        _, sentences_before, _, tokens_before = self._counts
+        spans = np.zeros((0, 2), np.int64) if spans is None else spans
         arrays = (
             (np.cumsum(sentences) + sentences_before).astype("<i8"),
             (np.cumsum(lengths) + tokens_before).astype("<i8"),
+            (spans + tokens_before).astype("<i8"),
             tokens.astype(self._dtype, copy=False),
         )
         for i, (part, array) in enumerate(zip(self._parts, arrays, strict=True)):
@@ -152,15 +174,19 @@ class ShardWriter:
 
     def close(self) -> ShardInfo:
         """Write the shard and return its record for the manifest."""
-        header = _HEADER.pack(_MAGIC, _LAYOUT, self._dtype.itemsize, *self._counts)
+        documents, sentences, spans, tokens = self._counts
+        layout = _SPAN_LAYOUT if self._has_spans else _LAYOUT
+        counts = documents, sentences, tokens
+        header = _HEADER.pack(_MAGIC, layout, self._dtype.itemsize, *counts)
+        blocks = [_file_blocks(part) for part in self._parts]
+        blocks.insert(2, iter([struct.pack("<q", spans)] if self._has_spans else []))
         size = checksum = 0
         with self._temporary, self._path.open("wb") as file:
-            for block in itertools.chain([header], *map(_file_blocks, self._parts)):
+            for block in itertools.chain([header], *blocks):
                 file.write(block)
                 size += len(block)
                 checksum = zlib.crc32(block, checksum)
-        documents, sentences, tokens = self._counts
-        return ShardInfo(self._path.name, documents, sentences, tokens, size, f"{checksum:08x}")
+        return ShardInfo(self._path.name, *counts, size, f"{checksum:08x}")
 
     def __enter__(self) -> Self:
         return self
@@ -209,18 +235,25 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
     )
     counts = info.documents, info.sentences, info.tokens
     magic, layout, itemsize, *header_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
-    if (magic, layout, *header_counts) != (_MAGIC, _LAYOUT, *counts):
+    layouts = _LAYOUT, _SPAN_LAYOUT
+    if (magic, *header_counts) != (_MAGIC, *counts) or layout not in layouts:
         raise InputError(f"{path}: header differs from the manifest. {_FIX}")
-    sizes = 8 * (info.documents + info.sentences + 2) + itemsize * info.tokens
-    if itemsize not in (2, 4) or min(counts) < 0 or len(content) != _HEADER.size + sizes:
-        raise InputError(f"{path}: its size is not that of its header. {_FIX}")
     documents_start = _HEADER.size
     sentences_start = documents_start + 8 * (info.documents + 1)
-    tokens_start = sentences_start + 8 * (info.sentences + 1)
+    spans_start = tokens_start = sentences_start + 8 * (info.sentences + 1)
+    if layout == _SPAN_LAYOUT:
+        spans_start += 8
+        num_spans = int.from_bytes(content[spans_start - 8 : spans_start].tobytes(), "little")
+        tokens_start = spans_start + 16 * num_spans
+    sizes = tokens_start - _HEADER.size + itemsize * info.tokens
+    if itemsize not in (2, 4) or min(counts) < 0 or len(content) != _HEADER.size + sizes:
+        raise InputError(f"{path}: its size is not that of its header. {_FIX}")
+    sentences_end = sentences_start + 8 * (info.sentences + 1)
     return Shard(
         tokens=content[tokens_start:].view(f"<u{itemsize}"),
-        sentences=content[sentences_start:tokens_start].view("<i8"),
+        sentences=content[sentences_start:sentences_end].view("<i8"),
         documents=content[documents_start:sentences_start].view("<i8"),
+        spans=content[spans_start:tokens_start].view("<i8").reshape(-1, 2),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.shards import MAX_PAIR_LENGTH, read_manifest, read_shard
+from data_pipelines.corpus.shards import MAX_PAIR_LENGTH, SPANS, read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import sequences, streams
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -129,6 +129,11 @@ class CorpusSequences:
         self._has_pairs = corpus.max_pair_length > 0 and options.objective == "mlm_nsp"
         if self._has_pairs:
             _check_pair_options(corpus, options)
+        if options.masking == "entity" and not corpus.manifest.options.get(SPANS):
+            raise InputError(
+                f"masking=entity: {corpus.directory} has no entity spans. Prepare it with --spans, "
+                "or use whole_word."
+            )
         min_documents = 2 if options.objective == "mlm_nsp" and not self._has_pairs else 1
         for info in self._infos:
             if info.documents < min_documents:
@@ -177,7 +182,7 @@ class CorpusSequences:
             key = self._rng_key(epoch, shard, chunk, "masks")
             rng = streams.generator(*key, skip=sequence * num_draws)
             yield PackedPairs(
-                self._sections[shard].shard.tokens,
+                self._sections[shard].shard,
                 pairs.take(drawn),
                 sequence_of_pair[drawn] - sequence,
                 rng.random((size, num_draws)),

@@ -3,15 +3,15 @@
 Selection and replacement are separate functions, so every masking unit shares one replacement.
 Both are deterministic functions of uniform random numbers (`draws`) that the caller supplies. They
 are vectorized over the candidates of many pairs: all tokens except the special ones, flat and in
-order, C in total. A candidate's segment is 2 * pair for sentence A and 2 * pair + 1 for B. No word
-and no span crosses a segment boundary.
+order, C in total. A candidate's segment is 2 * pair for sentence A and 2 * pair + 1 for B. No word,
+span or entity crosses a segment boundary: an entity that a boundary cuts is one in each segment.
 """
 
 import numpy as np
 
 from data_pipelines.ranges import concatenate_ranges
 
-MASKING_UNITS = ("token", "whole_word", "span")
+MASKING_UNITS = ("token", "whole_word", "span", "entity")
 MAX_SPAN_LENGTH = 10  # words
 SPAN_GEOMETRIC_P = 0.2  # a span ends after each word with this probability (SpanBERT, section 3.1)
 
@@ -52,27 +52,67 @@ def word_starts(
     return ~is_continuation[input_ids] | (np.diff(segments, prepend=-1) > 0)
 
 
+def entity_numbers(token_indices: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Return the entity of each candidate, int64 [C]; -1 outside of entities.
+
+    Args:
+      token_indices: int64 [C], indices into the tokens of a shard.
+      spans: int64 [E, 2], first token and end of each entity of the shard, ascending.
+    """
+    if not len(spans):
+        return np.full(len(token_indices), -1)
+    entity = np.searchsorted(spans[:, 0], token_indices, "right") - 1
+    # Before the first entity the index is -1 as well.
+    return np.where(token_indices < spans[entity, 1], entity, -1)
+
+
+def entity_starts(starts: np.ndarray, entities: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """Return True for candidates that start an entity, or a word outside of entities, bool [C].
+
+    Args:
+      starts: bool [C], candidates that start a word.
+      entities: int64 [C], see `entity_numbers`.
+      segments: int64 [C], never decreasing.
+    """
+    changes = (np.diff(entities, prepend=-1) != 0) | (np.diff(segments, prepend=-1) > 0)
+    return np.where(entities >= 0, changes, starts)
+
+
 def choose_masked_tokens(
-    masking: str, counts: np.ndarray, segments: np.ndarray, starts: np.ndarray, draws: np.ndarray
+    masking: str,
+    counts: np.ndarray,
+    segments: np.ndarray,
+    starts: np.ndarray,
+    draws: np.ndarray,
+    entities: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return True for candidates to predict, bool [C]; each pair has exactly `counts` of them.
+
+    With "entity" a pair has fewer, where too few tokens are outside of entities.
 
     Args:
       masking: one of `MASKING_UNITS`. "token" selects tokens uniformly without replacement.
         "whole_word" visits words in random order and takes each that still fits; tokens of other
-        words complete the count. "span" takes runs of words and truncates the last one.
+        words complete the count. "entity" does the same with entities and the words outside; tokens
+        outside complete the count, and an entity of more tokens than `counts` is never taken.
+        "span" takes runs of words and truncates the last one.
       counts: int64 [P], at most the number of candidates of each pair.
       segments: int64 [C], 2 * pair + (0 for A, 1 for B), never decreasing.
       starts: bool [C], candidates that start a word (see `word_starts`).
       draws: float64 [C], uniform in [0, 1).
+      entities: int64 [C], see `entity_numbers`; only "entity" reads them.
     """
+    if masking == "entity":
+        assert entities is not None
+        starts = entity_starts(starts, entities, segments)
     if masking == "span":
         return _choose_spans(counts, segments, starts, draws)
     chosen = _choose_words(counts, segments, starts | (masking == "token"), draws)
-    if masking == "whole_word":
+    if masking in ("whole_word", "entity"):
         # google-research/bert stops here, far below the count where words are long.
         remaining = counts - np.bincount(segments[chosen] // 2, minlength=len(counts))
-        free = np.flatnonzero(~chosen & (remaining[segments // 2] > 0))
+        is_free = ~chosen & (remaining[segments // 2] > 0)
+        free = np.flatnonzero(is_free if entities is None else is_free & (entities < 0))
         tokens = np.ones(len(free), bool)
         chosen[free] = _choose_words(remaining, segments[free], tokens, draws[free])
     return chosen

@@ -73,7 +73,11 @@ class PretrainingOptions:
     mlm_probability: float = field(
         0.15, "masking rate: fraction of the tokens that are predicted, above 0"
     )
-    masking: str = field("token", 'masking unit: "token", "whole_word" or "span" (SpanBERT)')
+    masking: str = field(
+        "token",
+        'masking unit: "token", "whole_word", "span" (SpanBERT), or "entity": entity spans of the '
+        "corpus (`bertjax prepare --spans`), and whole words outside of them",
+    )
     mask_replace_prob: float = field(
         0.8, "fraction of the predicted tokens that `[MASK]` replaces; the remainder is kept"
     )

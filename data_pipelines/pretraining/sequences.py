@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_pipelines.corpus.shards import Shard
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.options import CLM_OBJECTIVES, PretrainingOptions
 from data_pipelines.pretraining.packing import pack, write_pairs
@@ -120,7 +121,7 @@ def _prediction_counts(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
 class PackedPairs:
     """P pairs of one shard that fill S consecutive sequences."""
 
-    tokens: np.ndarray  # tokens of the shard
+    shard: Shard
     pairs: Pairs
     sequence: np.ndarray  # int64 [P], 0 .. S - 1, never decreasing
     draws: np.ndarray  # float64 [S, options.draws_per_sequence], uniform in [0, 1), for the masks
@@ -154,7 +155,9 @@ def make_batch_arrays(
     token_ends = np.cumsum(pairs.a_length + pairs.b_length)
     part_ends = token_ends[np.cumsum([len(part.pairs) for part in parts]) - 1]
     indices = np.split(pairs.token_indices, part_ends[:-1])
-    text = np.concatenate([part.tokens[index] for part, index in zip(parts, indices, strict=True)])
+    text = np.concatenate(
+        [part.shard.tokens[index] for part, index in zip(parts, indices, strict=True)]
+    )
     cells, segments = write_pairs(
         text, pairs, sequence_of_pair, batch, tokenizer.cls_id, tokenizer.sep_id
     )
@@ -170,7 +173,13 @@ def make_batch_arrays(
     starts = masking.word_starts(text, segments, tokenizer.is_continuation)
     counts = _prediction_counts(pairs, options)
     token_draws = draws[:, :length].reshape(-1)[cells]
-    chosen = masking.choose_masked_tokens(options.masking, counts, segments, starts, token_draws)
+    entities = None
+    if options.masking == "entity":
+        spans = (part.shard.spans for part in parts)
+        entities = np.concatenate([*map(masking.entity_numbers, indices, spans)])
+    chosen = masking.choose_masked_tokens(
+        options.masking, counts, segments, starts, token_draws, entities
+    )
     token_ids = text[chosen].astype(np.int32)
     sequence, column = np.divmod(cells[chosen], length)
     slot = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)

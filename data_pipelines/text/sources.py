@@ -63,6 +63,8 @@ class ReadOptions:
       max_bad_fraction: maximal fraction of the records (lines of a text file) of an input that may
         be bad: not UTF-8, not JSON or without text. They are skipped.
       max_line_mb: longest line of a text file, in megabytes, which is in memory.
+      spans: field of JSON lines with the entity spans of the text (see `corpus.annotated_text`);
+        "" for text without them.
       wikitext: content of Wikipedia's dumps: "passages" alone, with "lists" also headings and list
         items, or all "markup".
     """
@@ -72,6 +74,7 @@ class ReadOptions:
     max_bad_fraction: float = 0.0
     wikitext: str = "passages"
     max_line_mb: int = MAX_LINE_MB
+    spans: str = ""
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
