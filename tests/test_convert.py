@@ -12,6 +12,7 @@ from random_models import draw_model
 from run_outputs import answers_of
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
+from bertjax.cli.main import main
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_model
 from bertjax.formats.parameter_names import parameter_mappings
@@ -191,3 +192,44 @@ def test_convert_overwrites_nothing(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"full: exists\. Name another DST"):
         convert(path, tmp_path / "full", "hf", "tf1")
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_convert_all_steps_exports_each_checkpoint_once(tmp_path, capsys) -> None:
+    models = {7: draw("mlm"), 19: draw("mlm"), 20: draw("mlm")}
+    run, target = tmp_path / "run", tmp_path / "steps"
+    (run / "checkpoints").mkdir(parents=True)
+    arguments = ["convert", "--to", "hf", "--all-steps", str(run), str(target)]
+
+    def add_checkpoint(step: int) -> None:
+        models[step].params["mlm"]["bias"][0] = step
+        path = write_hf(models[step], tmp_path / str(step))
+        convert(path, run / "checkpoints" / f"{step:08}", "hf", "bertjax")
+
+    add_checkpoint(7)
+    add_checkpoint(19)
+    assert main(arguments) == 0
+    add_checkpoint(20)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert f"{target}/checkpoint-19: exists, and stays as it is.\n" in capsys.readouterr().out
+    assert {path.name for path in target.iterdir()} == {f"checkpoint-{step}" for step in models}
+    for step, model in models.items():
+        assert_same(read_model(target / f"checkpoint-{step}"), model)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("hf", [], "hf is no workdir with checkpoints. Name one"),
+        ("run/checkpoints/00000007", [], "00000007 is no workdir with checkpoints. Name one"),
+        ("run", ["--right-to-left", "hf"], "--all-steps: --right-to-left takes one model"),
+    ],
+)
+def test_convert_all_steps_rejects(source, options, message, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_hf(draw("mlm"), tmp_path / "hf")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    convert("hf", "run/checkpoints/00000007", "hf", "bertjax")
+    assert main(["convert", "--to", "hf", "--all-steps", *options, source, "steps"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "steps").exists()

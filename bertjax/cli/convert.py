@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="language model from right to left; SRC is one from left to right, and DST gets the "
         "encoders of both, to fine-tune as a pair (ELMo)",
     )
+    parser.add_argument(
+        "--all-steps",
+        action="store_true",
+        help="convert every kept checkpoint of the workdir SRC, each to DST/checkpoint-STEP; "
+        "checkpoints that are there stay as they are (the best or newest one)",
+    )
     parser.add_argument("source", metavar="SRC", help="model directory, checkpoint or workdir")
     parser.add_argument(
         "target",
@@ -46,6 +52,8 @@ def check(args: argparse.Namespace) -> None:
     else:
         check_directory(os.path.dirname(args.target) or ".", "DST")
     args.format_name = args.format_name or find_format(args.source)
+    if args.all_steps:
+        _check_all_steps(args)
     if args.right_to_left:
         find_format(args.right_to_left)
         if args.to != "bertjax":
@@ -54,8 +62,38 @@ def check(args: argparse.Namespace) -> None:
         check_tensorflow(args.target)
 
 
+def _check_all_steps(args: argparse.Namespace) -> None:
+    from bertjax.checkpointing.lookup import has_checkpoint
+
+    if args.format_name != "bertjax" or not has_checkpoint(args.source):
+        raise InputError(f"--all-steps: {args.source} is no workdir with checkpoints. Name one.")
+    if args.right_to_left or is_hub(args.target):
+        other = "--right-to-left" if args.right_to_left else f"DST {args.target}"
+        raise InputError(f"--all-steps: {other} takes one model. Convert the checkpoints singly.")
+
+
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    if not args.all_steps:
+        _convert(args)
+        return
+    from etils import epath
+
+    from bertjax.checkpointing.checkpointer import Checkpointer
+
+    checkpoints, directory = Checkpointer(epath.Path(args.source) / "checkpoints"), args.target
+    epath.Path(directory).mkdir(exist_ok=True)
+    for step in checkpoints.all_steps():
+        args.source = str(checkpoints.path(step))
+        args.target = str(epath.Path(directory) / f"checkpoint-{step}")
+        if epath.Path(args.target).exists():
+            print(f"{args.target}: exists, and stays as it is.")
+        else:
+            _convert(args)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    """Convert the model SRC to DST, and print what it is."""
     from bertjax.checkpointing.lookup import read_checkpoint
     from bertjax.formats.loading import read_run_config
     from bertjax.formats.sentence_transformers import MODULES_FILE
