@@ -30,7 +30,7 @@ from bertjax.model.initialization import merge_pretrained
 from bertjax.steps.distillation import DistillationObjective
 from bertjax.steps.optimizer import scale_by_layerwise_decay
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import EmbeddingOptions, EmbeddingsObjective
+from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 

@@ -26,7 +26,7 @@ from bertjax.inference.feature_extraction import Embedder
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import POOLING_MODES, l2_normalize, pool
-from bertjax.tasks.embeddings import (
+from bertjax.tasks.embeddings.encoder_embeddings import (
     EmbeddingOptions,
     EmbeddingsObjective,
     TextEmbeddings,

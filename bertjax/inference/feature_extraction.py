@@ -22,7 +22,7 @@ from bertjax.inference.embedding_files import (
 )
 from bertjax.inference.predictor import Runner, open_model
 from bertjax.mesh.finite import check_finite
-from bertjax.tasks.embeddings import (
+from bertjax.tasks.embeddings.encoder_embeddings import (
     EmbeddingOptions,
     EmbeddingsObjective,
     TextEmbeddings,

@@ -14,7 +14,7 @@ from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import apply_encoder
+from bertjax.tasks.embeddings.encoder_embeddings import apply_encoder
 from bertjax.tasks.fill_mask import encode_with_masks
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import bucket_size, check_type_vocab_size
@@ -188,7 +188,9 @@ class Model:
     @functools.cached_property
     def _predictor(self) -> Predictor:
         check_modules_known(self._pretrained.parts, self.path)
-        if not any(part in HEADS for part in self._pretrained.parts):
+        trained = self._pretrained.training_config()
+        needs_head = trained is None or registry.make_objective(trained).heads
+        if needs_head and not any(part in HEADS for part in self._pretrained.parts):
             raise InputError(f"{self.path}: the model has no head. Call encode for embeddings.")
         return Predictor(self._pretrained)
 

@@ -17,7 +17,7 @@ from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import apply_encoder
+from bertjax.tasks.embeddings.encoder_embeddings import apply_encoder
 from data_pipelines.errors import InputError
 
 Apply = Callable[[Any, dict[str, Array]], dict[str, Array]]

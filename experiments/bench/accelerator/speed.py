@@ -129,7 +129,7 @@ def measure_embeddings(record: Callable[..., None], toy: bool, case: Case) -> No
 
     from bertjax.config.config import Config
     from bertjax.steps.step_functions import StepFunctions
-    from bertjax.tasks.embeddings import EmbeddingOptions, EmbeddingsObjective
+    from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
 
     _, length, batch_size = case
     model = train_step.make_config(case, "bfloat16").model

@@ -1,7 +1,4 @@
-"""Embeddings of texts, words and tokens, computed by an encoder without a head.
-
-Nothing is trained here, so the registry has no such task.
-"""
+"""Embeddings of texts, words and tokens, computed by an encoder without a head."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -68,6 +65,17 @@ class EmbeddingOptions:
             raise InputError(f"max_seq_length={self.max_seq_length}: no room for text. Raise it.")
 
 
+def check_pooling(field: str, mode: str, model: BertConfig) -> None:
+    """Raise InputError if a pooling mode is unknown or reads a [CLS] that sees no text."""
+    if mode not in pooling.POOLING_MODES:
+        raise InputError(f"{field}={mode}: unknown value. Use {', '.join(pooling.POOLING_MODES)}.")
+    if mode == "cls" and model.direction in ("left_to_right", "pair"):
+        raise InputError(
+            f"{field}=cls: from left to right [CLS] sees no text (model.direction="
+            f"{model.direction}). Use mean."
+        )
+
+
 def apply_encoder(
     model: BertConfig,
     params: Any,
@@ -104,11 +112,7 @@ class EmbeddingsObjective(FinetuningObjective):
         # A text is a source, and no head reads its vectors.
         defaults = {name: getattr(BertConfig, name) for name in ("decoder", *LAYER_MIX_FIELDS)}
         model = dataclasses.replace(config.model, **defaults)
-        if options.pooling == "cls" and model.direction in ("left_to_right", "pair"):
-            raise InputError(
-                f"pooling=cls: from left to right [CLS] sees no text (model.direction="
-                f"{model.direction}). Use mean."
-            )
+        check_pooling("pooling", options.pooling, model)
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
         hidden_state_indices(options.layers, model.num_hidden_layers)
         self.options = options
