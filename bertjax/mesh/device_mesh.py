@@ -190,6 +190,17 @@ def shard_map_over_batch(
     return function(*arrays, *params)
 
 
+def shard_over_batch(array: Array) -> Array:
+    """Return an array [N, ...] whose N is sharded like the sequences of a batch.
+
+    Without a mesh, inside a `shard_map`, or if N cannot be split, the array is returned as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes or len(array) % num_batch_shards(mesh):
+        return array
+    return jax.lax.with_sharding_constraint(array, BATCH_SPEC)
+
+
 def _is_sharded() -> bool:
     """Return whether there is a mesh whose axes are not manual yet."""
     mesh = jax.sharding.get_abstract_mesh()

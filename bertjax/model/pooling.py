@@ -38,5 +38,6 @@ def pool(vectors: Array, example_ids: Array, num_examples: int, pooling_mode: st
 
 
 def l2_normalize(vectors: Array) -> Array:
-    """Return vectors scaled to length 1; those of length 0 stay 0."""
-    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    """Return vectors scaled to length 1; those of length 0 stay 0, with a gradient of 0."""
+    squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    return vectors / jnp.sqrt(jnp.maximum(squares, 1e-24))

@@ -43,11 +43,13 @@ def check_batch_sizes(config: Config, objective: Objective, mesh: Mesh, *, train
 
 
 def accumulation_steps(config: Config, objective: Objective, mesh: Mesh, batch_size: int) -> int:
-    """Return the number of microbatches of a batch.
+    """Return the number of microbatches of a batch whose gradients the train step adds up.
 
     Microbatches of a smaller batch of a ramp-up are no larger than those of the full batch.
     """
     steps, full_size = config.gradient_accumulation_steps, objective.batch_size
+    if objective.CACHES_GRADIENTS:
+        return 1
     if batch_size == full_size:
         return steps
     fewest = -(-steps * batch_size // full_size)

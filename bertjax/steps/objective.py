@@ -46,6 +46,8 @@ class Objective(abc.ABC):
         defaults are rejected.
       DECODERS: values of `model.decoder` that the task supports.
       LOSS_INPUTS: head, labels and weights of the loss that `loss` may replace.
+      CACHES_GRADIENTS: whether `train_sums` itself computes microbatches, and the train step none:
+        the loss compares examples of the whole batch.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
       batch_size: sequences of a global training batch, over all processes and devices.
@@ -57,6 +59,7 @@ class Objective(abc.ABC):
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     DECODERS: ClassVar[tuple[str, ...]] = ("", "prefix")
     LOSS_INPUTS: ClassVar[tuple[str, str, str]] = ("", "", "")
+    CACHES_GRADIENTS: ClassVar[bool] = False
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
 

@@ -21,6 +21,7 @@ from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.device_mesh import AXES
 from bertjax.mesh.feed import Batch, to_devices
 from bertjax.mesh.sharding import with_shardings
+from bertjax.steps.batch_sizes import accumulation_steps
 from bertjax.steps.compilation import Compiler, shardings_of
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
@@ -158,6 +159,7 @@ class ParallelStepFunctions:
 
     def _compile_train_step(self) -> jax.stages.Compiled:
         config, objective = self.configs[0], self.objective
+        num_microbatches = accumulation_steps(config, objective, self.mesh, objective.batch_size)
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
             fixed = constants["fixed"]
@@ -173,7 +175,7 @@ class ParallelStepFunctions:
                         loss,
                         with_learning_rate(self._initializer.optimizer, rate),
                         seed_key=jax.random.key(seed),
-                        gradient_accumulation_steps=config.gradient_accumulation_steps,
+                        gradient_accumulation_steps=num_microbatches,
                         log_every=int(config.log_every),
                     )
                     new_state, metric_sums = step(TrainState(number, *leaves), batch)

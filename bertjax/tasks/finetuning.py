@@ -34,7 +34,11 @@ from data_pipelines.finetuning.packed_examples import (
     pack_eval_batches,
     unpack_outputs,
 )
-from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
+from data_pipelines.finetuning.training_batches import (
+    StepBatches,
+    TrainingBatches,
+    process_batch,
+)
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -270,7 +274,7 @@ class FinetuningTask(Task):
                 f"steps={config.steps!r}: task={config.task} packs the examples of a known number "
                 "of steps. Give steps or epochs instead of a time."
             )
-        self._batches = TrainingBatches(
+        self._batches = self.make_batches(
             self.examples,
             config.data_order_seed,
             config.batch_size,
@@ -284,6 +288,10 @@ class FinetuningTask(Task):
         if self.stored_logits:
             predicts_targets = self.objective.sequence_shape.predictions > 0
             self.stored_logits.check_examples(self.examples, self.tokenizer, predicts_targets)
+
+    def make_batches(self, *args: Any, **kwargs: Any) -> StepBatches:
+        """Return the training batches; the arguments are those of `TrainingBatches`."""
+        return TrainingBatches(*args, **kwargs)
 
     @property
     def examples_per_epoch(self) -> int:

@@ -19,7 +19,7 @@ from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
 from bertjax.steps.step_functions import StepFunctions
-from bertjax.steps.train_step import means, total_loss
+from bertjax.steps.train_step import loss_terms, means, total_loss
 from bertjax.tasks import registry
 from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
@@ -37,7 +37,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer, describe_differenc
 # Fields that decide scores: these, those of the data and those of the model but for the neutral.
 _COMPARED_FIELDS = {"task", "max_seq_length", "packing", "eval_batches"}
 _SCORE_NEUTRAL_FIELDS = {"data.workers", "data.train_file", "model.remat", "model.scan_layers"}
-_SCORE_NEUTRAL_FIELDS |= {"data.num_generated"}
+_SCORE_NEUTRAL_FIELDS |= {"data.num_generated", "data.num_texts", "data.texts", "data.loss"}
 _SCORE_NEUTRAL_FIELDS |= {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"}
 _log = logging.getLogger("bertjax")
 
@@ -303,7 +303,7 @@ def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -
 
 def _means(sums: Sums) -> dict[str, float]:
     averages = {name: mean for name, mean in means(sums).items() if name != "nonpad_fraction"}
-    return {"loss": float(total_loss(sums))} | averages
+    return ({"loss": float(total_loss(sums))} if loss_terms(sums) else {}) | averages
 
 
 def _add_sums(total: Sums, other: Sums) -> Sums:

@@ -144,7 +144,7 @@ def _model(config: Config, task: Task, step_functions: AnyStepFunctions, num_run
     leaves = jax.tree.leaves(step_functions.param_shapes)
     num_params = sum(math.prod(leaf.shape) for leaf in leaves) // num_runs
     shape = f"{model.num_hidden_layers} layers of {model.hidden_size}"
-    heads = " and ".join(HEADS[name].display_name for name in task.objective.heads)
+    heads = " and ".join(HEADS[name].display_name for name in task.objective.heads) or "no head"
     init = f", initialized from {config.init}" if config.init else ""
     return f"{shape}, {num_params:,} parameters, {model.dtype}; {heads}{init}"
 

@@ -5,6 +5,8 @@ needs. An epoch is shuffled so that every step gets its share of every length, w
 fullest step hardly fuller than the others. Batches depend neither on processes nor on devices.
 """
 
+from typing import Protocol
+
 import numpy as np
 
 from data_pipelines.finetuning.examples import Examples
@@ -14,6 +16,15 @@ from data_pipelines.finetuning.packed_examples import (
     build_batch,
     pack_examples,
 )
+
+
+class StepBatches(Protocol):
+    """Training batches by step, of `num_sequences` sequences each."""
+
+    num_sequences: int
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """Return the whole batch of a step; see `empty_batch`."""
 
 
 class TrainingBatches:
@@ -69,7 +80,7 @@ class TrainingBatches:
         if self._order[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
             steps = -(-len(self._examples) // self._batch_size)
-            self._order = epoch, _shuffle_by_length(self._examples.sizes, steps, random)
+            self._order = epoch, shuffle_by_length(self._examples.sizes, steps, random)
         return self._order[1]
 
 
@@ -83,7 +94,7 @@ def process_batch(
     }
 
 
-def _shuffle_by_length(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
+def shuffle_by_length(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
     """Return a random order in which every run of `steps` similar lengths is evenly spread."""
     by_length = np.lexsort((random.random(len(lengths)), lengths))
     sort_keys = np.empty(len(lengths))
