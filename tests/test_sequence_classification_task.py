@@ -29,7 +29,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import label_names
 
 LABELS = ("glad", "odd, or so", "sad")
-_METRICS = ("accuracy", "micro_f1", "pearson", "accuracy", "f1", "mlm_accuracy")
+_METRICS = ("accuracy", "micro_f1", "pearson", "accuracy", "f1", "mlm_accuracy", "accuracy")
 PRIMARY_METRICS = dict(zip(toy_tasks.KINDS, _METRICS, strict=True))
 TAGS = ("O", "B-glad", "I-glad", "B-odd,", "I-odd,")
 

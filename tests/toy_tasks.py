@@ -21,10 +21,11 @@ GLAD, SAD, ODD = "ba", "ki", "no"
 OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
 SCALE = [GLAD, SAD, ODD, "do", "lu"]  # the word of each score
+WORDS = [*SCALE, *OTHER]  # the translation of each is the third word before it
 ANSWERS = {GLAD: "do lu", SAD: "lu", ODD: "do do lu"}  # the target of a source with the word
 KINDS = (
     *("single_label", "multi_label", "regression"),
-    *("multiple_choice", "token_classification", "generation"),
+    *("multiple_choice", "token_classification", "generation", "embeddings"),
 )
 PROBLEM_TYPES = {"multi_label": "multi_label_classification", "regression": "regression"}
 FIELDS = {
@@ -44,6 +45,7 @@ OPTIONS = {
     "train_file=train.tsv,eval_file=dev.tsv",
     "multiple_choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
     "generation": "train_file=pairs.jsonl,eval_file=pairs-dev.jsonl",
+    "embeddings": "train_file=translations.jsonl,eval_file=translations-dev.jsonl",
     "token_classification": "train_file=words.conll,eval_file=words-dev.conll",
 }
 
@@ -104,6 +106,7 @@ def write_data(folder: pathlib.Path) -> None:
         sources = [(mood, text(mood)) for mood in draw.choices([*ANSWERS], k=count)]
         pairs = [{"source": source, "target": ANSWERS[mood]} for mood, source in sources]
         write_lines(folder / f"pairs{end}.jsonl", pairs)
+        write_lines(folder / f"translations{end}.jsonl", [translation(draw) for _ in range(count)])
 
 
 def tagged(draw: random.Random) -> str:
@@ -119,6 +122,14 @@ def tagged(draw: random.Random) -> str:
         words += [(SAD, f"I-{kind}")] * draw.randrange(2)
         words.append((draw.choice(OTHER), "O"))
     return "".join(f"{word}\t{tag}\n" for word, tag in words)
+
+
+def translation(draw: random.Random) -> dict[str, str]:
+    """Return some words and their translations."""
+    numbers = sorted(draw.sample(range(len(WORDS)), k=4))
+    words = [WORDS[number] for number in numbers]
+    translated = [WORDS[number - 3] for number in numbers]
+    return {"anchor": " ".join(words), "positive": " ".join(translated)}
 
 
 def rows_of(path: pathlib.Path) -> list[dict]:

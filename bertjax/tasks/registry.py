@@ -32,6 +32,7 @@ TASKS = {  # task name -> MODULE:CLASS
         "bertjax.tasks.sequence_classification.task:SequenceClassificationTask"
     ),
     "generation": "bertjax.tasks.generation.task:GenerationTask",
+    "embeddings": "bertjax.tasks.embeddings.task:EmbeddingsTask",
     "multiple_choice": "bertjax.tasks.multiple_choice:MultipleChoiceTask",
     "token_classification": "bertjax.tasks.token_classification.task:TokenClassificationTask",
 }

@@ -1,0 +1,149 @@
+"""Data sets of embeddings, and their texts as examples of tokens."""
+
+import dataclasses
+import logging
+
+import numpy as np
+
+from bertjax.config.config import Config
+from bertjax.tasks.embeddings.losses import (
+    COSENT_LOSS,
+    RANKING_LOSS,
+    REGRESSION_LOSS,
+    SCORED_LOSSES,
+)
+from bertjax.tasks.embeddings.objective import make_targets
+from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
+from data_pipelines.errors import InputError
+from data_pipelines.fields import field
+from data_pipelines.finetuning.embeddings.dataset import EmbeddingsDataset, dataset_from_rows
+from data_pipelines.finetuning.encoding import encode_texts
+from data_pipelines.finetuning.examples import Examples
+from data_pipelines.finetuning.sequence_classification import (
+    SequenceClassificationDataset,
+    split_column_names,
+)
+from data_pipelines.finetuning.table import read_table, read_tfds_table
+from data_pipelines.text.tfds import TFDS
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_log = logging.getLogger("bertjax")
+
+FIELDS = COMMON_DATA_FIELDS | {
+    "texts": field(
+        "",
+        'columns of the texts of the training file in their order, joined by "+"; "" for all but '
+        "that of the scores",
+    ),
+    "eval_texts": field("", 'the same for eval files; "" for all'),
+    "score": field(
+        "", 'column of the similarity of a pair; "" for one named score, scores, label or labels'
+    ),
+    "num_texts": field(0, "texts of an example, two for a text alone; 0 counts the columns"),
+    "loss": field(
+        "",
+        "`multiple_negatives_ranking`, `cosent` or `cosine_similarity`; "
+        '"" for `cosent` if pairs have scores, else the first',
+    ),
+    "scale": field(20.0, "factor of the cosines in the loss, the inverse of a temperature"),
+    "symmetric": field(
+        False, "also ranks the anchors for each positive (`multiple_negatives_ranking`)"
+    ),
+    "matryoshka_dims": field(
+        "",
+        "numbers of first components that are embeddings by themselves, such as "
+        '"768,256,64", whose losses are added; "" for all components alone',
+    ),
+    "pooling": field("mean", '"mean", "cls" or "max" of the vectors of a text\'s tokens'),
+    "normalize": field(True, "scales the model's embeddings to length 1"),
+}
+
+
+def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset]]:
+    """Return name and examples of each data set of a split, "train" or "eval".
+
+    Raises:
+      InputError: a file is missing, or see `dataset_from_rows`.
+    """
+    data, is_train = config.data, split == "train"
+    columns = split_column_names(data["texts" if is_train else "eval_texts"])
+    reads_scores = not is_train or data["loss"] != RANKING_LOSS
+    if data["dir"].startswith(TFDS):
+        rows = read_tfds_table(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
+        tables = [(split, data["dir"], rows)]
+    else:
+        tables = [(name, str(path), read_table(path)) for name, path in find_tables(config, split)]
+    return [
+        (name, dataset_from_rows(source, rows, columns, data["score"], reads_scores))
+        for name, source, rows in tables
+    ]
+
+
+def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
+    """Return the configuration with the loss and the number of texts of the training data.
+
+    Raises:
+      InputError: the loss reads scores and the data have none or others, or a text alone would have
+        twice the same embedding.
+    """
+    loss = config.data["loss"] or (RANKING_LOSS if data.scores is None else COSENT_LOSS)
+    if loss in SCORED_LOSSES and data.scores is None:
+        raise InputError(
+            f"data.loss={loss!r}: {data.name} has no scores. Name their column with data.score, or "
+            f"set data.loss={RANKING_LOSS}."
+        )
+    for score, location in zip(data.scores or (), data.locations, strict=False):
+        if loss == REGRESSION_LOSS and not -1 <= score <= 1:
+            raise InputError(
+                f"{location}: score {score:g} is no cosine. Scale the scores to 0 to 1, or set "
+                f"data.loss={COSENT_LOSS}, which reads their order alone."
+            )
+    if data.scores is not None and len({*data.scores}) == 1:
+        raise InputError(
+            f"{data.name}: all pairs have the score {data.scores[0]:g}. Give pairs of two scores, "
+            f"or set data.loss={RANKING_LOSS}."
+        )
+    model = config.model
+    if data.is_unlabeled and not max(model.hidden_dropout_prob, model.attention_probs_dropout_prob):
+        raise InputError(
+            "model.hidden_dropout_prob=0.0: without dropout a text alone has twice the same "
+            "embedding, and nothing to learn. Set 0.1, or give pairs."
+        )
+    num_texts = 2 if data.is_unlabeled else data.num_texts
+    if config.data["num_texts"] not in (0, num_texts):
+        raise InputError(
+            f"data.num_texts={config.data['num_texts']}: {data.name} has {num_texts} texts in an "
+            f"example, {', '.join(data.columns)}. Leave it out, or name columns with data.texts."
+        )
+    fields = {**config.data, "loss": loss, "num_texts": num_texts}
+    return dataclasses.replace(config, data=fields)
+
+
+def encode_dataset(
+    name: str, data: EmbeddingsDataset, tokenizer: Tokenizer, config: Config, reads_scores: bool
+) -> Examples:
+    """Return the texts as examples, a group for each tuple; log how many were truncated.
+
+    A text alone is there twice: dropout makes it its own positive (SimCSE, Gao et al. 2021).
+    """
+    repeats = 2 if data.is_unlabeled else 1
+    texts = [text for text in data.all_texts for _ in range(repeats)]
+    num_texts = repeats * data.num_texts
+    dataset = SequenceClassificationDataset(name, [], texts)
+    encoded = encode_texts(dataset, tokenizer, config.max_seq_length, "head")
+    if encoded.truncated:
+        _log.warning(
+            "%s: %d of %d texts are truncated to max_seq_length=%d.",
+            name,
+            encoded.num_truncated,
+            len(texts),
+            config.max_seq_length,
+        )
+    scores = None
+    if reads_scores:
+        scores = np.zeros(len(texts))
+        if data.scores is not None:
+            scores = np.repeat(np.array(data.scores), num_texts)
+    group_sizes = np.full(len(data), num_texts, np.int64)
+    targets = make_targets(len(texts), scores)
+    return dataclasses.replace(encoded.examples, targets=targets, group_sizes=group_sizes)

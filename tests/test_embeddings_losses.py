@@ -1,0 +1,86 @@
+"""Losses of embeddings: equal to those of sentence-transformers, however texts are packed."""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertjax.tasks.embeddings.losses import LossOptions, arrange_texts, embeddings_sums
+
+GOLDENS = np.load(pathlib.Path(__file__).parent / "goldens" / "embeddings_losses.npz")
+RANKING = "multiple_negatives_ranking"
+DIMS = (16, 8, 3)
+OPTIONS = {
+    "ranking_pairs": LossOptions(RANKING, 20.0),
+    "ranking_negatives": LossOptions(RANKING, 5.0),
+    "symmetric_pairs": LossOptions(RANKING, 20.0, symmetric=True),
+    "symmetric_negatives": LossOptions(RANKING, 5.0, symmetric=True),
+    "cosent": LossOptions("cosent", 20.0),
+    "cosine_similarity": LossOptions("cosine_similarity", 20.0),
+    "ranking_matryoshka": LossOptions(RANKING, 20.0, dims=DIMS),
+    "cosent_matryoshka": LossOptions("cosent", 20.0, dims=DIMS),
+    "cosine_similarity_matryoshka": LossOptions("cosine_similarity", 20.0, dims=DIMS),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_and_gradient(options, vectors, exists, scores):
+    def loss(vectors):
+        sums = embeddings_sums(options, vectors, exists, scores)
+        value, weight = sums["embeddings_loss"]
+        return value / weight
+
+    return jax.value_and_grad(loss)(vectors)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_embeddings_sums_equal_those_of_sentence_transformers(name: str) -> None:
+    vectors, scores = GOLDENS[f"{name}_vectors"], GOLDENS["scores"]
+    exists = np.ones(vectors.shape[:2], bool)
+    loss, gradient = loss_and_gradient(OPTIONS[name], vectors, exists, scores)
+    np.testing.assert_allclose(loss, GOLDENS[f"{name}_loss"], rtol=1e-6)
+    expected = GOLDENS[f"{name}_gradient"]
+    np.testing.assert_allclose(gradient, expected, atol=1e-6 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_embeddings_sums_leave_out_missing_examples(name: str) -> None:
+    vectors, scores = GOLDENS[f"{name}_vectors"], GOLDENS["scores"]
+    whole = np.ones(vectors[:7].shape[:2], bool)
+    alone, gradient = loss_and_gradient(OPTIONS[name], vectors[:7], whole, scores[:7])
+    vectors, scores = vectors.copy(), scores.copy()
+    vectors[7:], scores[7:] = 0, 0.3  # the embeddings of no text
+    exists = np.broadcast_to((np.arange(12) < 7)[:, None], vectors.shape[:2])
+    loss, padded_gradient = loss_and_gradient(OPTIONS[name], vectors, exists, scores)
+    np.testing.assert_allclose(loss, alone, rtol=1e-6)
+    np.testing.assert_allclose(padded_gradient[:7], gradient, rtol=1e-5, atol=1e-6)
+    assert not np.any(padded_gradient[7:])
+
+
+def test_accuracy_is_the_share_of_anchors_nearest_to_their_positive() -> None:
+    units = np.eye(4, dtype=np.float32)
+    vectors = np.stack([units, units], axis=1)
+    vectors[2, 1] = -units[2]  # less similar than the positives of the others
+    sums = embeddings_sums(LossOptions(RANKING, 20.0), vectors, np.ones((4, 2), bool), None)
+    assert float(sums["accuracy"][0]) == 3 and float(sums["accuracy"][1]) == 4
+
+
+@given(st.permutations(range(12)), st.integers(0, 2))
+def test_arrange_texts_undoes_packing(order: list[int], num_empty: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    slots, weights = np.zeros((4, 6), np.int32), np.zeros((4, 6), np.float32)
+    embeddings = np.full((4, 6, 5), 7, np.float32)  # of empty slots
+    for place, text in enumerate(order[: len(order) - num_empty]):
+        cell = divmod(place * 2, 6)
+        slots[cell], weights[cell], embeddings[cell] = text, 1, vectors[text]
+    arranged, exists = arrange_texts(*map(jnp.asarray, (embeddings, slots, weights)), 4, 3)
+    missing = order[len(order) - num_empty :]
+    expected = vectors.copy()
+    expected[missing] = 0
+    np.testing.assert_array_equal(arranged.reshape(12, 5), expected)
+    assert np.flatnonzero(~np.asarray(exists).reshape(-1)).tolist() == sorted(missing)
