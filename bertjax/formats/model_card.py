@@ -8,6 +8,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.config.loading import read_run_record
+from bertjax.formats.sentence_transformers import checkpoint_pooling_config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.heads import HEADS
 from data_pipelines.schema import read_json_object
@@ -41,16 +42,30 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
       scores: evaluation scores of these parameters; may be empty.
     """
     config = model.config
-    pipeline_tag, auto_class = "feature-extraction", "AutoModel"
+    library, pipeline_tag, auto_class = "transformers", "feature-extraction", "AutoModel"
     unread = _unread_arrays(model)
     if model.head:
         pipeline_tag = model.head.pipeline_tag
         auto_class = auto_class if unread else model.head.auto_class
+    lines_of_code = [
+        f"from transformers import {auto_class}, AutoTokenizer",
+        "",
+        f'model = {auto_class}.from_pretrained("DIRECTORY")',
+        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+    ]
+    if checkpoint_pooling_config(source):
+        library, pipeline_tag = "sentence-transformers", "sentence-similarity"
+        lines_of_code = [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            'model = SentenceTransformer("DIRECTORY")',
+            'embeddings = model.encode(["a text", "another text"])',
+        ]
     size = sum(array.size for array in model.named_arrays("hf").values())
     case = "" if model.tokenizer is None else (" cased" if model.tokenizer.cased else " uncased")
     lines = [
         "---",
-        "library_name: transformers",
+        f"library_name: {library}",
         f"pipeline_tag: {pipeline_tag}",
         "tags: [bert, bertjax]",
         "---",
@@ -62,10 +77,7 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         "tokens a sequence. Exported by bertjax.",
         "",
         "```python",
-        f"from transformers import {auto_class}, AutoTokenizer",
-        "",
-        f'model = {auto_class}.from_pretrained("DIRECTORY")',
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+        *lines_of_code,
         "```",
         "",
         *unread,

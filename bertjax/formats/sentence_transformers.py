@@ -1,16 +1,20 @@
 """Model directories of sentence-transformers: a model and its pooling."""
 
+import json
 from typing import Any, NamedTuple
 
 from etils import epath
 
+from bertjax.checkpointing.integrity import MANIFEST_FILE
+from bertjax.checkpointing.lookup import has_checkpoint, read_unverified_checkpoint
+from bertjax.config.loading import read_config_dict
 from bertjax.formats.huggingface import read_max_length
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
-from data_pipelines.paths import member_path
-from data_pipelines.schema import read_json_object, read_json_value
+from data_pipelines.paths import atomic_write_text, member_path
+from data_pipelines.schema import check_schema, read_json_object, read_json_value
 
 MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
@@ -22,6 +26,8 @@ _SENTENCE_CONFIG_FILES = tuple(
 _FIX = "Download it again."
 _MODULES_SCHEMA = [{"type": str, "path": str}]
 _POOLING_SCHEMA = {"pooling_mode?": str, "include_prompt?": bool}
+_TRAINED_TASK = "embeddings"
+_TRAINED_SCHEMA = {"max_seq_length": int, "data": {"pooling": str, "normalize": bool}}
 _SETTINGS_SCHEMA = {
     **{"max_seq_length?": int, "do_lower_case?": bool},
     **{"prompts?": {str: (str, None)}, "default_prompt_name?": str},
@@ -54,13 +60,18 @@ class PoolingConfig(NamedTuple):
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
-    """Return the settings of a directory; None if sentence-transformers did not write it.
+    """Return the settings of a directory of sentence-transformers or of a run that trains them.
+
+    For another directory the result is None.
 
     Raises:
       InputError: bertjax lacks one of its modules, its pooling or another setting.
     """
     path = model_path(path)
     if not (path / MODULES_FILE).exists():
+        if (path / MANIFEST_FILE).exists() or has_checkpoint(path):
+            pooling = read_unverified_checkpoint(path, checkpoint_pooling_config)
+            return pooling and pooling._replace(model=path)
         return None
     modules = read_json_value(path / MODULES_FILE, _MODULES_SCHEMA, _FIX)
     kinds = [
@@ -92,6 +103,44 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     mode = _pooling_mode(pooling_dict, path)
     lower_case = bool(settings.get("do_lower_case"))
     return PoolingConfig(model, mode, len(names) > 2, max_seq_length, lower_case, prompt)
+
+
+def checkpoint_pooling_config(checkpoint: epath.Path) -> PoolingConfig | None:
+    """Return the settings of a checkpoint of bertjax; None for another task or format."""
+    if not (checkpoint / MANIFEST_FILE).exists():
+        return None
+    config = read_config_dict(checkpoint / "config.json")
+    if config.get("task") != _TRAINED_TASK:
+        return None
+    check_schema(f"{checkpoint / 'config.json'}: ", config, _TRAINED_SCHEMA, "Use another one.")
+    data = config["data"]
+    return PoolingConfig(checkpoint, data["pooling"], data["normalize"], config["max_seq_length"])
+
+
+def write_modules(path: epath.Path, pooling: PoolingConfig, size: int) -> None:
+    """Write the files with which sentence-transformers opens a directory of Hugging Face.
+
+    Args:
+      path: the directory.
+      pooling: settings of the model.
+      size: components of an embedding.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    modules = []
+    for number, kind in enumerate(kinds):
+        folder = f"{number}_{kind}" if number else ""
+        (path / folder).mkdir(parents=True, exist_ok=True)
+        module_type = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": number, "name": str(number), "path": folder, "type": module_type})
+    modes = {name: mode == pooling.pooling for name, mode in _POOLING_MODES.items()}
+    contents = {
+        MODULES_FILE: modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": size, **modes},
+        SENTENCE_CONFIG_FILE: {"max_seq_length": pooling.max_seq_length, "do_lower_case": False},
+        _PROMPTS_FILE: {"prompts": {}, "similarity_fn_name": "cosine"},
+    }
+    for name, content in contents.items():
+        atomic_write_text(path / name, json.dumps(content, indent=2) + "\n")
 
 
 def lower_cases_texts(model: epath.Path) -> bool:

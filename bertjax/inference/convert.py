@@ -14,6 +14,11 @@ from bertjax.config.loading import MODEL_FIELDS, read_run_record
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
+from bertjax.formats.sentence_transformers import (
+    PoolingConfig,
+    checkpoint_pooling_config,
+    write_modules,
+)
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
@@ -97,11 +102,15 @@ def join_encoders(models: Mapping[epath.PathLike, NumpyModel]) -> NumpyModel:
 
 
 class _Source(NamedTuple):
-    """A model, its card if it becomes one of Hugging Face, and the metadata of a checkpoint."""
+    """A model, its card if it becomes one of Hugging Face, and the metadata of a checkpoint.
+
+    `pooling` is that of trained embeddings.
+    """
 
     model: NumpyModel
     card: str
     metadata: Mapping[str, bytes]
+    pooling: PoolingConfig | None = None
 
 
 def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
@@ -111,7 +120,7 @@ def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
     files = metadata_files(path) if is_checkpoint else []
     metadata = {file.name: file.read_bytes() for file in files}
     card = model_card(model, path, _read_eval_scores(path)) if target_format == "hf" else ""
-    return _Source(model, card, metadata)
+    return _Source(model, card, metadata, checkpoint_pooling_config(path))
 
 
 def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
@@ -122,6 +131,8 @@ def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
         tf1.write(model, draft)
     else:
         huggingface.write(model, draft)
+        if source.pooling:
+            write_modules(draft, source.pooling, model.config.output_size)
         atomic_write_text(draft / "README.md", source.card)
 
 
