@@ -118,11 +118,16 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
         "reviews/train.csv": "train.csv", "reviews/dev.csv": "dev.csv",
         "SWAG/train.jsonl": "questions.jsonl", "SWAG/dev.jsonl": "questions-dev.jsonl",
         "questions/train.jsonl": "pairs.jsonl", "questions/dev.jsonl": "pairs-dev.jsonl",
+        "pairs/train.jsonl": "translations.jsonl", "pairs/dev.jsonl": "translations-dev.jsonl",
         "conll/train.conll": "words.conll", "conll/dev.conll": "words-dev.conll",
     }  # fmt: skip
     for target, file in copies.items():
         (sandbox / target).parent.mkdir(exist_ok=True)
         shutil.copy(toys / file, sandbox / target)
+    (sandbox / "sts").mkdir()
+    scores = (toys / "dev.tsv").read_text().splitlines()[1:]
+    rows = ["sentence1\tsentence2\tscore", *(row.partition("\t")[2] for row in scores)]
+    (sandbox / "sts" / "dev.csv").write_text("\n".join(rows).replace("\t", ","))
     for split, file in (("train", "train.csv"), ("test", "dev.csv")):
         (sandbox / "banking77").mkdir(exist_ok=True)
         text = (toys / file).read_text().replace("mood,", "category,", 1)
