@@ -89,10 +89,11 @@ def test_loss_is_that_of_texts_in_sequences_of_their_own(folder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"data__train_file": "scored.csv", "batch_size": 8}])
-def test_loss_of_the_global_batch_does_not_depend_on_the_mesh(folder, fields) -> None:
+def test_loss_of_the_global_batch_depends_on_neither_mesh_nor_microbatches(folder, fields) -> None:
     results = []
-    for mesh in ((1, 1, 1), (8, 1, 1), (2, 2, 2)):
+    for *mesh, accumulation in ((1, 1, 1, 1), (8, 1, 1, 1), (2, 2, 2, 2)):
         axes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        axes["gradient_accumulation_steps"] = accumulation
         task = prepare(folder, log_every=1, **axes, **fields)
         functions = StepFunctions(task.config, task.objective, jax.devices()[: np.prod(mesh)])
         step, state, losses = functions.compile_train_step(), functions.init(), []
