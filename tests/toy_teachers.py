@@ -14,7 +14,7 @@ from bertjax.config.config import Config
 from bertjax.config.distill_config import DistillConfig
 from bertjax.tasks import registry
 
-KINDS = (*toy_tasks.KINDS, "squad", "pretraining")
+KINDS = (*(kind for kind in toy_tasks.KINDS if kind != "embeddings"), "squad", "pretraining")
 
 
 def write_data(path: pathlib.Path) -> None:
