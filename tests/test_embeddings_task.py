@@ -277,6 +277,13 @@ def test_evaluation_of_several_sets_averages_what_all_have(folder, tmp_path) -> 
     assert scores["loss"] == pytest.approx((scores["scored/loss"] + scores["second/loss"]) / 2)
 
 
+def test_runs_are_ranked_by_a_score_that_their_eval_set_has(folder) -> None:
+    for file in ("translations-dev.jsonl", "scored.csv"):
+        task = prepare(folder, data__eval_file=file)
+        (eval_set,) = task.eval_sets()
+        assert task.primary_metrics[0] in eval_set.score_names
+
+
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory) -> pathlib.Path:
     fields = {"steps": 4, "optimizer__warmup": 1, "data__pooling": "max", "max_seq_length": 16}

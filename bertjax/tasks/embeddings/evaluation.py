@@ -55,6 +55,11 @@ class EmbeddingsEvalSet(PackedEvalSet):
         super().__init__(texts, objective.sequence_shape, *packing)
 
     @property
+    def has_scores(self) -> bool:
+        """True if the data have scores of pairs."""
+        return self._data.scores is not None
+
+    @property
     def score_names(self) -> Collection[str]:
         """Names of the scores."""
         size = self._objective.config.model.output_size

@@ -1,6 +1,6 @@
 """Training of embeddings on pairs, triplets, scored pairs and texts alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from bertjax.config.config import Config
@@ -26,7 +26,7 @@ class EmbeddingsTask(FinetuningTask):
     pipeline_classes = (EmbeddingsPipeline,)
     objective: TrainedEmbeddingsObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    primary_metrics = ("spearman", "accuracy", "pearson", "loss")
+    primary_metrics: tuple[str, ...] = ("spearman", "accuracy", "pearson", "loss")
     read_sets = staticmethod(read_sets)
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
@@ -34,6 +34,9 @@ class EmbeddingsTask(FinetuningTask):
             self.config = config
             config = config_for_data(config, self.train_data)
         super().__init__(config, num_processes, process_id)
+        eval_sets: Sequence[Any] = self.eval_sets()
+        if not any(eval_set.has_scores for eval_set in eval_sets):
+            self.primary_metrics = ("accuracy", "loss")
 
     def encode(self, name: str, data: EmbeddingsDataset) -> Examples:
         """Return the texts of the examples."""
