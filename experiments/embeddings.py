@@ -15,7 +15,7 @@ train_file, eval_file  names of other files in it; eval_file='*-dev.csv' evaluat
 texts    columns to train on, such as query+answer, if there are others; eval_texts those of eval
          files
 loss     multiple_negatives_ranking, cosent or cosine_similarity; by default by the columns
-pooling  mean, cls or max over the vectors of a text's tokens
+pooling  mean, cls or max over the vectors of a text's tokens; by default that of init, or mean
 smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 
 Every positive and negative of a batch is a negative of the other anchors, so larger batches learn
@@ -36,7 +36,7 @@ def get_config(
     texts: str = "",
     eval_texts: str = "",
     loss: str = "",
-    pooling: str = "mean",
+    pooling: str = "",
     smoke: bool = False,
 ) -> ConfigDict:
     """Return the configuration for the options in the docstring of this file."""

@@ -296,6 +296,16 @@ TEXTS = ["ba do", "ki " * 40, "lu me"]
 
 
 @pytest.mark.slow
+def test_pooling_is_that_of_the_model_that_init_names(trained, folder, tmp_path) -> None:
+    convert(trained, tmp_path / "hf", "bertjax", "hf")
+    for init, pooling in ((trained, "max"), (tmp_path / "hf", "max"), ("", "mean")):
+        task = EmbeddingsTask(toy_tasks.configuration("embeddings", folder, init))
+        assert task.config.data["pooling"] == task.objective.pooling == pooling
+    named = toy_tasks.configuration("embeddings", folder, trained, data__pooling="cls")
+    assert EmbeddingsTask(named).objective.pooling == "cls"
+
+
+@pytest.mark.slow
 def test_encode_and_predict_pool_as_in_training(trained) -> None:
     model = bertjax.load(trained)
     embeddings = model.encode(TEXTS)

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 
 from bertjax.config.config import Config
+from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.tasks.embeddings.losses import (
     COSENT_LOSS,
     RANKING_LOSS,
@@ -54,7 +55,10 @@ FIELDS = COMMON_DATA_FIELDS | {
         "numbers of first components that are embeddings by themselves, such as "
         '"768,256,64", whose losses are added; "" for all components alone',
     ),
-    "pooling": field("mean", '"mean", "cls" or "max" of the vectors of a text\'s tokens'),
+    "pooling": field(
+        "",
+        '"mean", "cls" or "max" of the vectors of a text\'s tokens; "" for that of `init`, or "mean"',
+    ),
     "normalize": field(True, "scales the model's embeddings to length 1"),
 }
 
@@ -117,6 +121,15 @@ def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
         )
     fields = {**config.data, "loss": loss, "num_texts": num_texts}
     return dataclasses.replace(config, data=fields)
+
+
+def config_for_init(config: Config) -> Config:
+    """Return the configuration with the pooling of the model of `init`, the mean by default."""
+    if config.data["pooling"]:
+        return config
+    saved = find_pooling_config(config.init) if config.init else None
+    pooling = saved.pooling if saved else "mean"
+    return dataclasses.replace(config, data={**config.data, "pooling": pooling})
 
 
 def encode_dataset(

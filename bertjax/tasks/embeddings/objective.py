@@ -43,6 +43,7 @@ class TrainedEmbeddingsObjective(FinetuningObjective):
     Attributes:
       loss: the loss and its options.
       num_texts: texts of an example.
+      pooling: see `data.pooling`.
     """
 
     eval_outputs = ("embeddings",)
@@ -57,7 +58,8 @@ class TrainedEmbeddingsObjective(FinetuningObjective):
                 f"data.loss={loss!r}: unknown loss. Use {', '.join(LOSSES)}, or '' to choose "
                 "one by the columns."
             )
-        check_pooling("data.pooling", data["pooling"], model)
+        self.pooling = data["pooling"] or "mean"
+        check_pooling("data.pooling", self.pooling, model)
         if not 0 < data["scale"] <= 1000:
             raise InputError(f"data.scale={data['scale']}: not in (0, 1000]. Use about 20.")
         if data["symmetric"] and loss != RANKING_LOSS:
@@ -104,7 +106,7 @@ class TrainedEmbeddingsObjective(FinetuningObjective):
         """Return the embeddings of the texts of each sequence, float32 [B, K, H]."""
         data, num_texts = self.config.data, batch["cls_positions"].shape[1]
         hidden = apply_encoder(self.config.model, params, batch, key)
-        pooled = pooling.pool(hidden, batch["example_ids"], num_texts, data["pooling"])
+        pooled = pooling.pool(hidden, batch["example_ids"], num_texts, self.pooling)
         return {"embeddings": pooling.l2_normalize(pooled) if data["normalize"] else pooled}
 
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:

@@ -5,7 +5,13 @@ from typing import Any, ClassVar
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
-from bertjax.tasks.embeddings.data import FIELDS, config_for_data, encode_dataset, read_sets
+from bertjax.tasks.embeddings.data import (
+    FIELDS,
+    config_for_data,
+    config_for_init,
+    encode_dataset,
+    read_sets,
+)
 from bertjax.tasks.embeddings.evaluation import EmbeddingsEvalSet
 from bertjax.tasks.embeddings.losses import RANKING_LOSS
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
@@ -30,6 +36,7 @@ class EmbeddingsTask(FinetuningTask):
     read_sets = staticmethod(read_sets)
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
+        config = config_for_init(config)
         if has_training_table(config):
             self.config = config
             config = config_for_data(config, self.train_data)
