@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import pathlib
 import subprocess
@@ -13,50 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import toy_embeddings
 import toy_tasks
 from conftest import PEERS
 from pretraining_runs import metrics, params_of, stop_at
+from toy_embeddings import SCORED, prepare
 
 import bertjax
-from bertjax.config.distill_config import DistillConfig
 from bertjax.errors import StoppedError
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference.convert import convert
 from bertjax.mesh.feed import to_global
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means
-from bertjax.tasks import registry
 from bertjax.tasks.embeddings.losses import RANKING_LOSS
 from bertjax.tasks.embeddings.objective import SCORES
 from bertjax.tasks.embeddings.task import EmbeddingsTask
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
-from data_pipelines.errors import InputError
 from data_pipelines.finetuning.embeddings.distinct_batches import SLOTS
-
-SCORED = ["anchor,other,score\n", *(f"ba do,{'ba ' * i}ki,{i / 8}\n" for i in range(8))]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("toys")
-    toy_tasks.write_data(path)
-    (path / "scored.csv").write_text("".join(SCORED))
-    texts = [f"{first} {second}" for first, second in itertools.permutations(toy_tasks.WORDS, 2)]
-    toy_tasks.write_lines(path / "texts.jsonl", [{"sentence": text} for text in texts])
-    triplets = [
-        {"q": f"ba {t}", "a": f"do {t}", "negatives": [f"ki {t}", f"lu {t}"]} for t in texts
-    ]
-    toy_tasks.write_lines(path / "triplets.jsonl", triplets)
+    toy_embeddings.write_data(path)
     return path
-
-
-def prepare(folder: pathlib.Path, **overrides: Any) -> EmbeddingsTask:
-    """Return a task with the batches of three steps."""
-    fields = {"steps": 3, "optimizer__warmup": 1, **overrides}
-    task = EmbeddingsTask(toy_tasks.configuration("embeddings", folder, **fields).resolve(300))
-    task.prepare(3)
-    return task
 
 
 def sums_and_gradient(task: EmbeddingsTask, key: jax.Array | None = None, **fields: Any) -> Any:
@@ -351,51 +332,3 @@ def test_sentence_transformers_computes_equal_embeddings(python, trained, tmp_pa
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(bertjax.load(trained).encode(TEXTS), theirs, atol=1e-6)
-
-
-# Configurations
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"data__loss": "triplet"}, "data.loss='triplet': unknown loss. Use multiple_negatives"),
-        ({"data__loss": "cosent"}, "data.loss='cosent': .* has no scores. Name their column"),
-        ({"data__scale": 0.0}, r"data.scale=0.0: not in \(0, 1000\]. Use about 20"),
-        ({"data__pooling": "last"}, "data.pooling=last: unknown value. Use mean, cls, max"),
-        (
-            {"data__pooling": "cls", "model__direction": "left_to_right"},
-            "data.pooling=cls: from left to right",
-        ),
-        ({"data__matryoshka_dims": "64,65"}, "data.matryoshka_dims='64,65': '65' is not from 1 to"),
-        ({"data__matryoshka_dims": "8,8"}, "data.matryoshka_dims='8,8': one is repeated"),
-        ({"data__matryoshka_dims": "small"}, "data.matryoshka_dims='small': 'small' is not from"),
-        ({"data__num_texts": 3}, "data.num_texts=3: .* has 2 texts in an example, anchor, posi"),
-        ({"batch_size": 1}, "batch_size=1: data.loss=multiple_negatives_ranking compares the"),
-        ({"batch_size": 400}, "batch_size=400: more than the 300 training examples"),
-        ({"model__feature_layers": "-1"}, "model.feature_layers='-1': embeddings are those of"),
-        ({"loss": "a:b"}, "loss='a:b': task=embeddings has a loss of its own"),
-        (
-            {"data__train_file": "texts.jsonl"},
-            "model.hidden_dropout_prob=0.0: without dropout a text alone has twice the same",
-        ),
-        (
-            {"data__train_file": "scored.csv", "data__symmetric": True},
-            "data.symmetric=True: data.loss=cosent is symmetric",
-        ),
-        ({"data__eval_file": "texts.jsonl"}, ".*texts.jsonl: has one column of texts, 'sentence'"),
-        ({"data__texts": "anchor+negative"}, ".*translations.jsonl: there is no column 'negative'"),
-        ({"data__texts": "anchor", "data__score": "anchor"}, "data.score='anchor': this column is"),
-    ],
-)  # fmt: skip
-def test_configuration_that_cannot_be_trained_is_rejected(folder, overrides, message) -> None:
-    with pytest.raises(InputError, match=f"^{message}"):
-        prepare(folder, **overrides)
-
-
-def test_teacher_is_rejected(folder) -> None:
-    config = toy_tasks.configuration("embeddings", folder)
-    config = dataclasses.replace(config, distill=DistillConfig("x"))
-    message = "^distill.teacher='x', distill.logits='': task=embeddings has no head whose"
-    with pytest.raises(InputError, match=message):
-        registry.make_objective(config)

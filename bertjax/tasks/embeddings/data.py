@@ -57,7 +57,7 @@ FIELDS = COMMON_DATA_FIELDS | {
     ),
     "pooling": field(
         "",
-        '"mean", "cls" or "max" of the vectors of a text\'s tokens; "" for that of `init`, or "mean"',
+        '"mean", "cls" or "max" of the vectors of a text\'s tokens; "" for that of `init`, or mean',
     ),
     "normalize": field(True, "scales the model's embeddings to length 1"),
 }
