@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from random_models import draw_model
 
 from bertjax.cli.main import main
-from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference import feature_extraction as module
@@ -28,9 +27,7 @@ from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import POOLING_MODES, l2_normalize, pool
 from bertjax.tasks.embeddings.encoder_embeddings import (
     EmbeddingOptions,
-    EmbeddingsObjective,
     TextEmbeddings,
-    embed_texts,
 )
 from data_pipelines.errors import InputError
 
@@ -133,37 +130,6 @@ def test_embeddings_of_tokens_and_words_agree_with_those_of_one_text(model) -> N
             num_words += 1
         assert len(text_words) == len(starts) - 1
     assert num_tokens == len(tokens.embeddings) and num_words == len(words.embeddings)
-
-
-class _Shapes:
-    """Records the shapes of batches and computes nothing."""
-
-    def __init__(self) -> None:
-        self.seen = set[tuple[int, ...]]()
-
-    def run(self, batches) -> Iterator[dict[str, np.ndarray]]:
-        for batch in batches:
-            self.seen.add(batch["input_ids"].shape)
-            yield {"embeddings": np.zeros((*batch["cls_positions"].shape, 1), np.float32)}
-
-
-def test_embed_texts_uses_few_shapes_that_are_as_long_as_the_texts() -> None:
-    config = Config(model=CONFIG, max_seq_length=128, batch_size=1)
-    objective = EmbeddingsObjective(config, 1, EmbeddingOptions(max_seq_length=128))
-    random, shapes = np.random.default_rng(0), _Shapes()
-    for _ in range(5):
-        texts = ["ba " * n for n in random.integers(1, 120, size=500)]
-        embed_texts(texts, shapes.run, toy_tasks.TOKENIZER, objective)
-    most = {64: 16, 128: 8}  # sequences by length: 1,024 tokens
-    assert shapes.seen <= {(size, length) for length in most for size in range(1, most[length] + 1)}
-    assert {(16, 64), (8, 128)} <= shapes.seen
-    for words, length in ((2, 16), (14, 16), (15, 32), (31, 64), (62, 64), (63, 128)):
-        one = _Shapes()
-        embed_texts(["ba " * words], one.run, toy_tasks.TOKENIZER, objective)
-        assert one.seen == {(1, length)}
-    pair = _Shapes()
-    embed_texts(["ba do"] * 2, pair.run, toy_tasks.TOKENIZER, objective)
-    assert pair.seen == {(1, 16)}
 
 
 def test_embedder_truncates_and_counts_long_texts(model, caplog, tmp_path) -> None:
