@@ -2,11 +2,11 @@
 
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import toy_tasks
 from conftest import sample_text, sample_vocabulary
-from processes import run
+from processes import Command, run
 from run_outputs import metrics, params_of
 
 TOYS = {"steps": 4, "log_every": 2, "eval_every": 2, "checkpoint_every": 2, "max_to_keep": 1}
@@ -114,3 +114,33 @@ class Killable:
             elif path.is_file() and not {*path.relative_to(self.root).parts} & {*VOLATILE}:
                 left[name] = path.read_bytes()
         return left
+
+
+def kill_sweep(
+    words: Sequence[object], folder: pathlib.Path, moments: Sequence[str]
+) -> list[list[str]]:
+    """Run a sweep that is killed again and again, and the same one without kills.
+
+    Both have the same result file.
+
+    Args:
+      words: command line without `--workdir`.
+      folder: directory for the workdirs.
+      moments: texts; the process of each is killed once it has printed it.
+
+    Returns:
+      The lines of both tables, without the last line, which names the workdir.
+    """
+    for moment in moments:
+        process = Command(*words, "--workdir", folder / "killed")
+        process.wait_for_text(moment)
+        process.kill()
+        process.wait()
+    results, tables = [], []
+    for name in ("killed", "undisturbed"):
+        done = run(*words, "--workdir", folder / name)
+        assert done.returncode == 0, done.stderr
+        results.append((folder / name / "sweep.json").read_bytes())
+        tables.append(done.stdout.splitlines()[:-1])
+    assert results[0] == results[1]
+    return tables

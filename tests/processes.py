@@ -71,6 +71,11 @@ class Command:
         self._output.seek(0)
         return self._output.read(), error
 
+    def wait_for_text(self, text: str) -> None:
+        """Return once this process has printed a line with a text to standard error."""
+        if not any(text in line for line in self.stderr):
+            pytest.fail(f"the command ended without {text!r}")
+
     def wait_for_step(self, step: int) -> None:
         """Return once this process has logged a step; earlier runs of the workdir do not count."""
         for line in self.stderr:

@@ -8,7 +8,7 @@ import pytest
 import toy_tasks
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import Command
+from killable_commands import kill_sweep
 
 from bertjax.cli.sweep import SAMPLERS
 from bertjax.config.config import Config, OptimizerSection
@@ -216,18 +216,5 @@ def test_search_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None
     command = ["sweep", *toy_tasks.arguments("single_label", toys, **fields), "--search", "tpe"]
     command += ["--range", "optimizer.learning_rate=1e-4..1e-2:log", "--trials", "3"]
     command += ["--range", "batch_size=8..12", "--seeds", "8"]  # each size is another program
-    for seen in ("step 4/8", "8 of 24 runs done"):
-        process = Command(*command, "--workdir", tmp_path / "killed")
-        for line in process.stderr:
-            if seen in line:
-                break
-        process.kill()
-        process.wait()
-    for name in ("killed", "undisturbed"):
-        process = Command(*command, "--workdir", tmp_path / name)
-        _, error = process.communicate()
-        assert process.poll() == 0, error
-    killed, undisturbed = (
-        (tmp_path / name / "sweep.json").read_bytes() for name in ("killed", "undisturbed")
-    )
+    killed, undisturbed = kill_sweep(command, tmp_path, ("step 4/8", "8 of 24 runs done"))
     assert killed == undisturbed

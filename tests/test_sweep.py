@@ -14,7 +14,7 @@ from conftest import in_test_all
 from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import Command
+from killable_commands import kill_sweep
 from random_models import draw_model
 from run_outputs import answers_of, metrics
 
@@ -343,23 +343,8 @@ def test_sweep_that_is_killed_twice_has_the_same_result(toys, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
     command = ["sweep", *toy_tasks.arguments("single_label", toys, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
-    for seen in ("step 4/8", "8 of 12 runs done"):
-        process = Command(*command, "--workdir", tmp_path / "killed")
-        for line in process.stderr:
-            if seen in line:
-                break
-        process.kill()
-        process.wait()
-    tables = []
-    for name in ("killed", "undisturbed"):
-        process = Command(*command, "--workdir", tmp_path / name)
-        tables.append(process.communicate()[0].splitlines()[:-1])
-        assert process.poll() == 0
-    killed, undisturbed = (
-        (tmp_path / name / "sweep.json").read_bytes() for name in ("killed", "undisturbed")
-    )
-    assert killed == undisturbed and tables[0] == tables[1]
-    assert tables[0][0].startswith("accuracy")
+    killed, undisturbed = kill_sweep(command, tmp_path, ("step 4/8", "8 of 12 runs done"))
+    assert killed == undisturbed and killed[0].startswith("accuracy")
 
 
 def test_make_trials_rejects_too_many_runs_before_it_loads_one() -> None:
