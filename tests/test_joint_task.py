@@ -1,5 +1,6 @@
 """A task with two heads and two label sets goes everywhere by the commands that are printed."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -8,19 +9,25 @@ import random
 import re
 import shlex
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import joint_task
 import numpy as np
 import pytest
 from conftest import sample_vocabulary
 from processes import Command, run
+from random_models import draw_model
 from run_outputs import metrics
 
 import bertjax
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
+from bertjax.formats import huggingface
 from bertjax.formats.loading import find_bert_config, find_labels, read_model
+from bertjax.model.bert import param_shapes
+from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TASK = "--task", "joint_task:JointTask"
@@ -159,6 +166,34 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     # A run that begins from the export knows its labels, in its order.
     task = joint_task.JointTask(load(folder, init=exported))
     assert task.labels == model.labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "label_counts", "kept"),
+    [
+        ("abcde", "intent=2,slot=3", {"intent", "slot"}),
+        ("cdeab", "slot=3,intent=2", {"intent", "slot"}),
+        ("abcdf", "intent=2,slot=3", {"intent"}),
+        ("bacde", "intent=2,slot=3", {"slot"}),
+        ("abcde", "intent=3,slot=2", set()),  # the same labels one after the other
+    ],
+)
+def test_init_takes_the_heads_whose_labels_are_the_same(
+    labels: str, label_counts: str, kept: set, folder, tmp_path
+) -> None:
+    def with_labels(label_counts: str) -> BertConfig:
+        return dataclasses.replace(load(folder).model, num_labels=5, label_counts=label_counts)
+
+    tokenizer = WordPieceTokenizer(sample_vocabulary(), cased=False)
+    drawn = draw_model(with_labels("intent=2,slot=3"), tokenizer, "pooler", "intent", "slot")
+    huggingface.write(dataclasses.replace(drawn, labels=tuple("abcde")), tmp_path)
+    model, new = PretrainedModel(tmp_path), with_labels(label_counts)
+    parts = "encoder", "pooler", "intent", "slot"
+    shapes = {part: param_shapes(new)[part] for part in parts}
+    task = SimpleNamespace(config=SimpleNamespace(model=new), labels=tuple(labels))
+    assert model.has_labels_of(task) == (len(kept) == 2)
+    model.check_compatible(new, shapes, tuple(labels))
+    assert {*model.parts} == {"encoder", "pooler", *kept}
 
 
 @pytest.mark.slow

@@ -232,6 +232,15 @@ class BertConfig:
             for (head, count), end in zip(counts.items(), ends, strict=True)
         }
 
+    def labels_of(self, head: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return the labels of a head; without `label_counts` heads share all labels.
+
+        Args:
+          head: name of the head.
+          labels: see `split_labels`.
+        """
+        return self.split_labels(labels).get(head, ()) if self.label_counts else tuple(labels)
+
     @property
     def has_cross_attention(self) -> bool:
         """True for a decoder with its own parameters, which attends to the encoder's vectors."""

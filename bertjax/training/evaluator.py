@@ -73,7 +73,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     check_batch_sizes(config, task.objective, step_functions.mesh, train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
-        if member.labels != task.labels and {*step_functions.param_shapes} <= {*member.parts}:
+        if {*step_functions.param_shapes} <= {*member.parts} and not member.has_labels_of(task):
             raise InputError(
                 f"{member.path}: the model has the labels {_format_labels(member.labels)} and the "
                 f"data {_format_labels(task.labels)}. Use data with the labels of the model, in "

@@ -35,6 +35,7 @@ from bertjax.model.encoders import PAIR
 from bertjax.model.heads import HEADS
 from bertjax.model.initialization import POSITION_INITS, extend_positions
 from bertjax.tasks import registry
+from bertjax.tasks.task import Task
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -159,7 +160,7 @@ class PretrainedModel:
         Args:
           model: configuration of the new encoder.
           shapes: parameters of the new model as `jax.ShapeDtypeStruct`.
-          labels: label names of the new model.
+          labels: label names of the new model, of one head after the other.
 
         Raises:
           InputError: a field that must be equal, or the shape of a parameter, differs.
@@ -176,12 +177,13 @@ class PretrainedModel:
         if saved.has_cross_attention and not model.has_cross_attention:
             # The masked LM head is the decoder's.
             self.keep_parts(part for part in self.parts if part not in ("decoder", "mlm"))
-        if tuple(labels) != self.labels:
-            self._shapes = {
-                name: part
-                for name, part in self._shapes.items()
-                if name not in HEADS or not HEADS[name].has_label_names
-            }
+        self._shapes = {
+            name: part
+            for name, part in self._shapes.items()
+            if name not in HEADS
+            or not HEADS[name].has_label_names
+            or saved.labels_of(name, self.labels) == model.labels_of(name, labels)
+        }
         available = {part: shapes[part] for part in self._available_parts(shapes)}
         check_params(self.path, available, self._shapes)
         unknown = () if self._published is None else _UNPUBLISHED_FIELDS
@@ -193,6 +195,13 @@ class PretrainedModel:
         ]
         if differences:
             _log.info("other model fields than those of %s: %s.", self.path, "; ".join(differences))
+
+    def has_labels_of(self, task: Task) -> bool:
+        """Return whether its heads have the labels of a task's heads, in the same order."""
+        saved, model = self.bert_config, task.config.model
+        if not (saved.label_counts or model.label_counts):
+            return self.labels == task.labels
+        return saved.split_labels(self.labels) == model.split_labels(task.labels)
 
     def check_complete(self, model: BertConfig, params: Any) -> None:
         """Check that it has all parameters of a model, and computes the same.

@@ -95,7 +95,7 @@ def open_teacher(config: Config, task: Task, directory: epath.Path) -> Pretraine
         return None
     teacher = open_recorded("distill.teacher", distill.teacher, directory)
     check_tokenizer(task, teacher.tokenizer, teacher.path)
-    if distill.reads_logits and task.labels and task.labels != teacher.labels:
+    if distill.reads_logits and task.labels and not teacher.has_labels_of(task):
         raise InputError(
             f"distill.teacher={distill.teacher}: has the labels "
             f"{', '.join(teacher.labels) or 'none'}, the data {', '.join(task.labels)}. Train the "
