@@ -7,6 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import toy_tasks
 from conftest import bertjax
 from etils import epath
 from pretraining_runs import make_run_config
@@ -14,6 +15,8 @@ from pretraining_runs import make_run_config
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.cli.main import main
+from bertjax.config import user_functions
+from bertjax.config.user_functions import import_function
 from bertjax.training.setup import make_trainer
 
 pytestmark = pytest.mark.slow
@@ -102,3 +105,33 @@ def test_audit_finds_a_changed_shard(run, shards, capsys) -> None:
         assert "do not lead" in (error := capsys.readouterr().err) or str(file.name) in error
     finally:
         file.write_bytes(content)
+
+
+LOSS = """
+from bertjax.model.losses import cross_entropy
+
+
+def halved(logits, labels, weights):
+    total, weight = cross_entropy(logits, labels, weights)
+    return total / 2, weight
+"""
+
+
+def test_audit_imports_the_loss_that_the_user_names(toys, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "audited_losses.py").write_text(LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    name, workdir = "audited_losses:halved", tmp_path / "run"
+    fields = {"loss": name, "steps": 2, "checkpoint_every": 1, "optimizer.warmup": 0}
+    import_function("loss", name)
+    make_trainer(toy_tasks.configuration("single_label", toys, **fields), workdir).train()
+    monkeypatch.setattr(user_functions, "_imported", {})  # as in a new process
+    for arguments, message in (
+        ([], f"loss='{name}': not imported, because a file names it"),
+        (["--config.loss="], f"--config.loss=: the run has loss='{name}'. Write --config.loss="),
+        (["--config.loss=a:b"], f"--config.loss=a:b: the run has loss='{name}'"),
+        (["--config.steps=3"], "--config.steps: an audit repeats the run as it was configured"),
+    ):
+        assert main(["audit", str(workdir), *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["audit", str(workdir), f"--config.loss={name}"]) == 0
+    assert "steps 1 to 2: the same bits, expected the same bits" in capsys.readouterr().out

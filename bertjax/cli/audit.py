@@ -2,6 +2,8 @@
 
 import argparse
 
+from bertjax.cli.config_args import parse_overrides
+from bertjax.cli.files import add_task
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_exists
@@ -12,7 +14,11 @@ EXAMPLE = "bertjax audit runs/smoke --segments 1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.add_argument("directory", metavar="DIR", help="workdir of a run")
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        help="workdir of a run; one with a loss of its own needs --config.loss=MODULE:FUNCTION",
+    )
     parser.add_argument(
         "--segments",
         type=int,
@@ -20,11 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of segments between checkpoints, chosen at random; 0 for all (0)",
     )
+    add_task(parser)
+    parser.set_defaults(parse_extra_args=parse_overrides)
 
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     check_exists(args.directory, "Name a workdir.")
+    for name in args.overrides:
+        if name != "loss":
+            raise InputError(
+                f"--config.{name}: an audit repeats the run as it was configured, and reads "
+                "--config.loss alone. Leave it out."
+            )
     if args.segments < 0:
         raise InputError(f"--segments={args.segments}: is negative. Use 0 for all segments.")
 
@@ -34,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.reports.audit import TOLERANCE, Audit, AuditError
 
     enable_compilation_cache()
-    audit, failed = Audit(args.directory), []
+    audit, failed = Audit(args.directory, args.overrides.get("loss")), []
     for result in audit.run(args.segments):
         expected = "the same bits" if result.is_exact else f"at most {TOLERANCE} on other devices"
         found = "the same bits" if result.is_identical else f"a difference of {result.distance:.2g}"

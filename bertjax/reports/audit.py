@@ -21,6 +21,7 @@ from bertjax.checkpointing.integrity import find_damage
 from bertjax.checkpointing.state_items import restore_state
 from bertjax.config.config import MeshConfig
 from bertjax.config.loading import read_config
+from bertjax.config.user_functions import find_function, import_function
 from bertjax.errors import CommandError
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.watchdog import note_progress
@@ -69,13 +70,16 @@ class Audit:
 
     Args:
       workdir: directory of the run.
+      loss: the `loss` of the run, which is imported; None if the run has none, or it is imported
+        already.
 
     Raises:
-      InputError: the workdir holds no run with a segment, or its data have changed.
+      InputError: the workdir holds no run with a segment, its data have changed, or `loss` is not
+        that of the run.
       AuditError: a checkpoint is damaged.
     """
 
-    def __init__(self, workdir: epath.PathLike) -> None:
+    def __init__(self, workdir: epath.PathLike, loss: str | None = None) -> None:
         self._workdir = epath.Path(workdir)
         self._checkpoints = Checkpointer(self._workdir / "checkpoints")
         steps = self._checkpoints.all_steps()
@@ -86,6 +90,7 @@ class Audit:
                 raise AuditError(f"{self._checkpoints.path(step)}: the files differ ({damage}).")
         newest = self._checkpoints.path(steps[-1])
         config = read_config(newest / "config.json", registry.data_fields())
+        _import_loss(config.loss, loss)
         if self._record(steps[-1]).get("devices") != describe_devices():
             config = dataclasses.replace(config, mesh=MeshConfig())
         source = dataclasses.replace(config, init=str(newest))
@@ -163,6 +168,23 @@ class Audit:
             compiled = self._step_functions.compile_train_step(None if is_full else batch_size)
             self._compiled[batch_size] = compiled
         return self._compiled[batch_size]
+
+
+def _import_loss(recorded: str, named: str | None) -> None:
+    """Import the loss of a run if the user names it; a checkpoint must not choose the code.
+
+    Raises:
+      InputError: the user names another one, or does not name it.
+    """
+    if named is not None and named != recorded:
+        raise InputError(
+            f"--config.loss={named}: the run has loss={recorded!r}. "
+            + (f"Write --config.loss={recorded}." if recorded else "Leave it out.")
+        )
+    if named:
+        import_function("loss", named)
+    elif recorded:
+        find_function("loss", recorded)
 
 
 def _on_host(params: Any) -> list[np.ndarray]:
