@@ -1,5 +1,6 @@
 """Tests of metric writers: metrics.jsonl, TensorBoard and the terminal, also after a resume."""
 
+import contextlib
 import errno
 import io
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_outputs import events
 
+from bertjax.errors import DivergedError, StoppedError
 from bertjax.steps.histograms import Histogram
 from bertjax.training import metric_writers, metrics_file, terminal
 from bertjax.training.metric_writers import MetricWriters
@@ -351,3 +354,24 @@ def test_printer_accepts_any_value(name: str, value: float | None) -> None:
 )
 def test_format_duration_has_two_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "finished"),
+        (DivergedError("the loss is nan"), "failed"),
+        (OSError("the disk is full"), "failed"),
+        (StoppedError("stopped at step 3"), "killed"),
+        (KeyboardInterrupt(), "killed"),
+    ],
+)
+def test_trackers_learn_how_a_run_ended(error, outcome: str, tmp_path) -> None:
+    tracker = mock.Mock()
+    suppressed = pytest.raises(type(error)) if error else contextlib.nullcontext()
+    with suppressed, make_writers(tmp_path, trackers=[tracker]) as writers:
+        writers.write(3, "train", TRAIN)
+        if error:
+            raise error
+    assert [call[0] for call in tracker.method_calls] == ["log", "close"]
+    tracker.close.assert_called_once_with(outcome)

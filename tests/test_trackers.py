@@ -1,12 +1,17 @@
 """Tests of trackers: Weights & Biases, MLflow, and a user's function."""
 
+import logging
 import sys
+import threading
 import types
+from collections.abc import Callable
 
 import pytest
 
 from bertjax.config.config import Config
-from bertjax.training.trackers import Tracker, make_tracker
+from bertjax.training import trackers
+from bertjax.training.metrics_file import Metrics
+from bertjax.training.trackers import BackgroundTracker, Outcome, Tracker, make_tracker
 from data_pipelines.errors import InputError
 
 LINES = [
@@ -22,11 +27,11 @@ def open_tracker(config, workdir):
 """
 
 
-def log(tracker: Tracker) -> None:
+def log(tracker: Tracker, outcome: Outcome = "finished") -> None:
     for line in LINES:
         metrics = {name: value for name, value in line.items() if name not in ("step", "split")}
         tracker.log(line["step"], line["split"], metrics)
-    tracker.close()
+    tracker.close(outcome)
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ class Wandb(types.ModuleType):
         self.has_key = has_key
         self.opened: list[dict] = []
         self.logged: list[tuple] = []
-        self.finished = 0
+        self.exit_codes: list[int] = []
 
     def login(self, prompt: bool) -> bool:
         assert not prompt  # nobody is there to answer
@@ -84,8 +89,8 @@ class Wandb(types.ModuleType):
     def log(self, values: dict, step: int) -> None:
         self.logged.append((values, step))
 
-    def finish(self) -> None:
-        self.finished += 1
+    def finish(self, exit_code: int) -> None:
+        self.exit_codes.append(exit_code)
 
 
 def test_wandb_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
@@ -94,11 +99,18 @@ def test_wandb_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
         log(make_tracker("wandb", Config(seed=7), tmp_path / name))
     assert wandb.logged == [({"train/loss": 2.5}, 1), ({"eval/mlm_loss": 2.0}, 2)] * 3
-    assert wandb.finished == 3
+    assert wandb.exit_codes == [0, 0, 0]
     first, again, other = wandb.opened
     assert first == again and first["resume"] == "allow" and first["name"] == "x"
     assert other["id"] != first["id"]
     assert first["config"]["seed"] == 7
+
+
+def test_wandb_learns_how_a_run_ended(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
+    for outcome in ("failed", "killed"):
+        log(make_tracker("wandb", Config(), tmp_path), outcome)
+    assert wandb.exit_codes == [1, 75]  # 75: the same command resumes the run
 
 
 def test_wandb_needs_a_key(monkeypatch, tmp_path) -> None:
@@ -117,6 +129,7 @@ class Mlflow(types.ModuleType):
         self.entities = types.SimpleNamespace(Metric=MlflowEntry, Param=MlflowEntry)
         self.experiments: dict[str, str] = {}
         self.runs: dict[str, dict] = {}
+        self.refuses_params = False
 
     def MlflowClient(self) -> "Mlflow":  # noqa: N802 (the package's name)
         return self
@@ -138,14 +151,16 @@ class Mlflow(types.ModuleType):
     def update_run(self, run_id: str, status: str) -> None:
         self.runs[run_id]["status"].append(status)
 
-    def set_terminated(self, run_id: str) -> None:
-        self.runs[run_id]["status"].append("FINISHED")
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.runs[run_id]["status"].append(status)
 
     def log_batch(self, run_id: str, metrics: tuple = (), params: tuple = ()) -> None:
         assert len(params) <= 100
         run = self.runs[run_id]
         run["metrics"] += [(entry.key, entry.value, entry.rest[1]) for entry in metrics]
         assert not {entry.key for entry in params} & run["params"].keys()
+        if params and self.refuses_params:
+            raise ConnectionError("no parameters today")
         run["params"] |= {entry.key: entry.value for entry in params}
 
 
@@ -168,6 +183,28 @@ def test_mlflow_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
     assert [*mlflow.experiments] == ["bertjax"]
 
 
+def test_mlflow_learns_how_a_run_ended(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow := Mlflow())
+    for outcome in ("failed", "killed"):
+        log(make_tracker("mlflow", Config(), tmp_path), outcome)
+    (run,) = mlflow.runs.values()
+    assert run["status"] == ["RUNNING", "FAILED", "RUNNING", "KILLED"]
+
+
+def test_mlflow_run_that_lost_its_first_lines_is_still_one_run(
+    monkeypatch, tmp_path, caplog
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow := Mlflow())
+    mlflow.refuses_params = True
+    with caplog.at_level(logging.WARNING, "bertjax"):
+        log(make_tracker("mlflow", Config(), tmp_path))
+    (run,) = mlflow.runs.values()
+    assert run["metrics"] == [("eval/mlm_loss", 2.0, 2)]
+    assert "--report-to=mlflow: the metrics of step 1 were lost, the run continues" in caplog.text
+    assert "ConnectionError: no parameters today" in caplog.text
+    assert "lost 1 of 2 lines of metrics; metrics.jsonl has them all" in caplog.text
+
+
 def test_real_mlflow_takes_what_is_logged(monkeypatch, tmp_path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow: pip install 'bertjax[mlflow]'")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tests")
@@ -180,6 +217,76 @@ def test_real_mlflow_takes_what_is_logged(monkeypatch, tmp_path) -> None:
     )
     assert run.data.metrics == {"train/loss": 2.5, "eval/mlm_loss": 2.0}
     assert run.data.params["seed"] == "7" and run.info.status == "FINISHED"
+
+
+class Recorder:
+    """A tracker that calls a function before it records a line."""
+
+    def __init__(self, before: Callable[[int], object]) -> None:
+        self.before, self.steps, self.outcomes = before, [], []
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        self.before(step)
+        self.steps.append(step)
+
+    def close(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_failures_of_a_tracker_are_warnings_and_counted(caplog) -> None:
+    recorder = Recorder(lambda step: 1 // (step % 5))  # every fifth line fails
+    tracker = BackgroundTracker("mine", recorder)
+    with caplog.at_level(logging.WARNING, "bertjax"):
+        for step in range(1, 601):
+            tracker.log(step, "train", {})
+        tracker.close("failed")
+    assert recorder.steps == [step for step in range(1, 601) if step % 5]
+    assert recorder.outcomes == ["failed"]
+    assert [message.split(" (")[0] for message in caplog.messages] == [
+        "mine: the metrics of step 5 were lost, the run continues",
+        "mine: the metrics of step 505 were lost, the run continues",  # the 101st
+        "mine: lost 120 of 600 lines of metrics; metrics.jsonl has them all.",
+    ]
+    assert "(ZeroDivisionError: integer division" in caplog.text
+    assert "test_trackers.py:" in caplog.text
+
+
+def test_run_does_not_wait_for_a_slow_tracker(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(trackers, "_MAX_QUEUED", 2)
+    called, released = threading.Event(), threading.Event()
+    recorder = Recorder(lambda step: (called.set(), released.wait()))
+    tracker = BackgroundTracker("mine", recorder)
+    with caplog.at_level(logging.WARNING, "bertjax"):
+        tracker.log(1, "train", {})
+        called.wait()
+        for step in range(2, 10):
+            tracker.log(step, "train", {})
+        released.set()
+        tracker.close("finished")
+    assert recorder.steps == [1, 2, 3] and recorder.outcomes == ["finished"]
+    assert caplog.messages == [
+        "mine: the metrics of step 4 were lost, the run continues (2 lines are waiting).",
+        "mine: lost 6 of 9 lines of metrics; metrics.jsonl has them all.",
+    ]
+
+
+def test_run_ends_although_its_tracker_hangs(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(trackers, "_CLOSE_SECONDS", 0.05)
+    released = threading.Event()
+    tracker = BackgroundTracker("mine", Recorder(lambda step: released.wait()))
+    with caplog.at_level(logging.WARNING, "bertjax"):
+        log(tracker)
+    released.set()
+    assert caplog.messages == [
+        "mine: does not answer; given up after 0.05 s.",
+        "mine: lost 2 of 2 lines of metrics; metrics.jsonl has them all.",
+    ]
+
+
+def test_run_that_logged_nothing_has_no_tracker(monkeypatch) -> None:
+    recorder = Recorder(pytest.fail)
+    BackgroundTracker("mine", recorder).close("failed")
+    assert recorder.outcomes == []
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

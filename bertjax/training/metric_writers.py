@@ -11,13 +11,14 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.errors import StoppedError
 from bertjax.steps.histograms import Histogram
 from bertjax.steps.train_step import Sums
 from bertjax.training.metrics_file import Metrics, MetricsFile, metrics_path, truncate_metrics
 from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
 from bertjax.training.throughput import ThroughputMeter
-from bertjax.training.trackers import Tracker
+from bertjax.training.trackers import Outcome, Tracker
 from data_pipelines.paths import is_remote
 
 REMOTE_FLUSH_SECONDS = 60.0
@@ -53,8 +54,9 @@ class MetricWriters:
         workdir = epath.Path(workdir)
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._last_flush = time.monotonic()
-        self._trackers: list[Tracker] = []
+        self._trackers: Sequence[Tracker] = ()
         self._buffered: list[TensorBoardTracker | MetricsFile] = []
+        self._outputs: list[ProgressPrinter | MetricsFile | TensorBoardTracker] = []
         self._terminal: ProgressPrinter | None = None
         self._tensorboard: TensorBoardTracker | None = None
         if not active:
@@ -65,7 +67,8 @@ class MetricWriters:
         self._terminal = ProgressPrinter(total_steps, sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
         self._buffered = [self._tensorboard, file]
-        self._trackers = [self._terminal, file, self._tensorboard, *trackers]
+        self._outputs = [self._terminal, file, self._tensorboard]
+        self._trackers = trackers
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Log the metrics of `split` ("train", "eval") after `step` updates.
@@ -79,8 +82,8 @@ class MetricWriters:
           OSError: the disk is full; the file is named.
         """
         scalars = {name: _to_scalar(value) for name, value in metrics.items()}
-        for tracker in self._trackers:
-            tracker.log(step, split, scalars)
+        for receiver in (*self._outputs, *self._trackers):
+            receiver.log(step, split, scalars)
         if time.monotonic() - self._last_flush >= self._flush_seconds:
             self.flush()
 
@@ -115,9 +118,16 @@ class MetricWriters:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        outcome: Outcome = "failed" if kind else "finished"
+        if kind and issubclass(kind, StoppedError | KeyboardInterrupt):
+            outcome = "killed"
+        try:
+            for output in self._outputs:
+                output.close()
+        finally:
+            for tracker in self._trackers:
+                tracker.close(outcome)
 
 
 class StepLogger:
