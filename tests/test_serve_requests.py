@@ -184,10 +184,15 @@ def test_failure_of_the_model_is_a_500(served, monkeypatch, caplog, error, messa
     assert has_traceback == isinstance(error, KeyError)
 
 
-def test_unknown_routes_are_rejected_with_the_known_ones(served) -> None:
-    for method, path, status in (("GET", "/x", 404), ("GET", "/predict", 405), ("PUT", "/", 405)):
-        found_status, content = served("fill_mask").send(method, path)
+def test_unknown_routes_and_methods_are_rejected_with_the_known_ones(served) -> None:
+    for method, path, status, allowed in (
+        ("GET", "/x", 404, set()),
+        ("GET", "/predict", 405, {"POST"}),
+        ("PUT", "/", 405, {"GET", "HEAD"}),
+    ):
+        found_status, content, headers = exchange(served("fill_mask").port, method, path)
         assert found_status == status and content["error"].endswith("GET /metrics or GET /health.")
+        assert {*filter(None, headers.get("Allow", "").split(", "))} == allowed
 
 
 def send_bytes(port: int, sent: bytes) -> bytes:

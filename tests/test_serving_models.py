@@ -111,10 +111,13 @@ def test_each_model_answers_under_its_name(versions) -> None:
         assert content["error"] == "there is no model 'third'. Use one of default, other."
 
 
-def test_server_of_named_models_has_no_default(versions) -> None:
-    with serving(moods=versions[0]) as (_, port):
+def test_server_of_named_models_has_no_default(versions, tmp_path) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(versions[0])
+    with serving(moods=link) as (_, port):
         body = json.dumps({"inputs": "ba do"}).encode()
-        assert send(port, "POST", "/models/moods/predict", body)[0] == 200
+        status, _, headers = exchange(port, "POST", "/models/moods/predict", body)
+        assert status == 200 and headers["X-Model-Version"].startswith("first-")
         status, content = send(port, "POST", "/predict", body)
         assert (status, content["error"]) == (404, "there is no model 'default'. Use one of moods.")
         assert "model" not in send(port, "GET", "/health")[1]
@@ -206,8 +209,7 @@ def test_reload_under_load_loses_no_request_and_marks_each_answer(versions, tmp_
 
     with serving(default=link) as (server, port):
         for path in versions:  # the versions' names, known before they are served
-            switch(link, path)
-            name = models_module.find_version(models_module.PretrainedModel(link))
+            name = models_module.find_version(models_module.PretrainedModel(path))
             model = bertjax.load(path)
             expected[name] = {text: model.predict(text) for text in TEXTS}
         first, second = expected

@@ -126,7 +126,7 @@ def make_app(
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: no such route. Use {_ROUTES}."
-        return error_response(error.status_code, message)
+        return error_response(error.status_code, message, **(error.headers or {}))  # Allow
 
     async def reject(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRejectedError)

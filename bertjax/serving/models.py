@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import logging
+import os
 import threading
 from concurrent.futures import Future
 
@@ -19,6 +20,7 @@ from bertjax.serving.requests import PredictRequest, RequestRejectedError
 from bertjax.serving.warmup import compile_ahead, predict_sample
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 _log = logging.getLogger("bertjax")
 
@@ -124,7 +126,9 @@ class ServedModel:
           InputError: there is no such model.
           CommandError: it computes numbers that are not finite.
         """
-        model, old = PretrainedModel(self.path), self.version
+        # A link, such as `current`, may name another directory before all files are read.
+        path = self.path if is_remote(self.path) else os.path.realpath(self.path)
+        model, old = PretrainedModel(path), self.version
         if old and find_version(model) == old.name:
             return False
         new = ModelVersion(model, self._limits, self._thread, self._metrics, self.name)

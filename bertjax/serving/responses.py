@@ -16,9 +16,10 @@ def json_response(content: Any, status: int = 200, **headers: str) -> Response:
     return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
 
 
-def error_response(status: int, message: str) -> Response:
+def error_response(status: int, message: str, **headers: str) -> Response:
     """Return the response of a rejected request."""
-    headers = {"Retry-After": "1"} if status == 503 else {}
+    if status == 503:
+        headers["Retry-After"] = "1"
     if status in (408, 413):  # the remaining body is not read
         headers["Connection"] = "close"
     return json_response({"error": message}, status, **headers)
