@@ -21,6 +21,15 @@ HUB = "hf://"
 # Weights of one kind only: a repository often has them in three.
 _PATTERNS = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 _TORCH_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
+# Files that programs load instead of the new model's, or with them: weights of all kinds, exports
+# and tokenizer files. Those in folders belong to other models, but for exports.
+_REPLACED_FILES = re.compile(
+    r"(model|pytorch_model|tf_model|flax_model)[\w.-]*\.(safetensors|bin|h5|msgpack)(\.index\.json)?"
+    r"|rust_model\.ot|(onnx/)?[\w.-]+\.onnx(_data)?|(openvino/)?openvino_model[\w.-]*\.(xml|bin)"
+    r"|adapter_model\.\w+|adapter_config\.json"
+    r"|vocab\.txt|tokenizer\.(json|model)|added_tokens\.json|special_tokens_map\.json"
+)
+_CARD = "README.md"
 _UPLOAD_FIX = "Convert to a directory, and send it later with `hf upload`."
 
 
@@ -76,14 +85,33 @@ def create_repository(path: "epath.PathLike") -> None:
         _api().create_repo(repo_id, private=True, exist_ok=True)
 
 
-def upload(directory: "epath.PathLike", path: "epath.PathLike") -> None:
-    """Write the files of a directory to a repository as one commit.
+def upload(directory: "epath.PathLike", path: "epath.PathLike") -> tuple[list[str], bool]:
+    """Write the files of a model to a repository as one commit.
+
+    The commit deletes weights and tokenizer files of an earlier model that are not replaced. Other
+    files of the repository stay, and so does its README.md, which may have been edited.
+
+    Returns:
+      The names of the deleted files, and whether the repository had a README.md.
 
     Raises:
       InputError: they cannot be written.
     """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    repo_id, _ = parse_hub_path(path)
     with _errors(os.fspath(path), _UPLOAD_FIX):
-        _api().upload_folder(repo_id=parse_hub_path(path)[0], folder_path=os.fspath(directory))
+        present = _api().list_repo_files(repo_id)
+        added = [
+            name for name in sorted(os.listdir(directory)) if name != _CARD or name not in present
+        ]
+        deleted = sorted({*filter(_REPLACED_FILES.fullmatch, present)} - {*added})
+        operations = [
+            *map(CommitOperationDelete, deleted),
+            *(CommitOperationAdd(name, os.path.join(directory, name)) for name in added),
+        ]
+        _api().create_commit(repo_id, operations, commit_message="Upload model by bertjax")
+    return deleted, _CARD in present
 
 
 def _api() -> Any:

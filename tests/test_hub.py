@@ -39,6 +39,7 @@ class Hub(http.server.ThreadingHTTPServer):
       files: repository -> file name -> content.
       visibility: repository that was created -> whether others see it.
       requested: names of the files that were read.
+      num_commits: number of commits to all repositories.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.files: dict[str, dict[str, bytes]] = {}
         self.visibility: dict[str, str] = {}
         self.requested: list[str] = []
+        self.num_commits = 0
         self.token = "secret"
 
 
@@ -126,6 +128,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     value = line["value"]
                     content = base64.b64decode(value["content"])
                     self.server.files[repository][value["path"]] = content
+                if line["key"] == "deletedFile":
+                    del self.server.files[repository][line["value"]["path"]]
+            self.server.num_commits += 1
             return self.answer(
                 200,
                 {
@@ -169,7 +174,7 @@ def server(monkeypatch, tmp_path) -> Iterator[Hub]:
 
 def published_files(tmp_path: pathlib.Path) -> dict[str, bytes]:
     directory = tmp_path / "published"
-    directory.mkdir()
+    directory.mkdir(parents=True)
     tokenizer = WordPieceTokenizer(sample_vocabulary(), cased=False)
     model = draw_model(BertConfig(128, 1, 64, 1, max_position_embeddings=32), tokenizer)
     huggingface.write(model, epath.Path(directory))
@@ -252,3 +257,32 @@ def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, c
         assert message in capsys.readouterr().err
     assert main(["convert", "--to", "tf1", *command[3:]]) == 2
     assert "the Hub takes models of Hugging Face" in capsys.readouterr().err
+
+
+def test_convert_deletes_what_would_be_loaded_instead(server, tmp_path, capsys) -> None:
+    stale = [
+        *("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),
+        *(
+            "model-00001-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "model.fp16.safetensors",
+        ),
+        *("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "onnx/model_O2.onnx"),
+        *("openvino/openvino_model.xml", "adapter_model.safetensors", "adapter_config.json"),
+        *("added_tokens.json", "special_tokens_map.json", "tokenizer.model"),
+    ]
+    kept = [
+        *("README.md", ".gitattributes", "LICENSE", "modules.json", "1_Pooling/config.json"),
+        *("checkpoint-5/model.safetensors", "training_args.bin", "figures/model.png"),
+    ]
+    files = server.files["lab/old"] = {name: b"old" for name in (*stale, *kept)}
+    files |= {"config.json": b"{}", "model.safetensors": b"old"}
+    (tmp_path / "token").write_text(server.token)
+    assert main(["convert", "--to", "hf", str(tmp_path / "published"), "hf://lab/old"]) == 0
+    new = published_files(tmp_path / "new")
+    assert files.keys() == {*kept, *new}
+    assert {name for name, content in files.items() if content == b"old"} == {*kept}
+    assert server.num_commits == 1
+    output = capsys.readouterr().out
+    assert f"deleted, of an earlier model: {', '.join(sorted(stale))}." in output
+    assert "its README.md is kept" in output

@@ -102,16 +102,21 @@ def _convert(args: argparse.Namespace) -> None:
     from data_pipelines.hub import create_repository, model_path, upload
 
     format_name = args.format_name
+    deleted, keeps_card = list[str](), False
     if is_hub(args.target):
         create_repository(args.target)  # fails before the conversion
         with tempfile.TemporaryDirectory() as directory:
             exported = os.path.join(directory, "model")
             model = convert(args.source, exported, format_name, args.to, args.right_to_left)
-            upload(exported, args.target)
+            deleted, keeps_card = upload(exported, args.target)
     else:
         model = convert(args.source, args.target, format_name, args.to, args.right_to_left)
     shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
+    if deleted:
+        print(f"{args.target}: deleted, of an earlier model: {', '.join(deleted)}.")
+    if keeps_card:
+        print(f"{args.target}: its README.md is kept. For a new card, delete it and convert again.")
     if (model_path(args.source) / MODULES_FILE).exists():
         print(
             f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
