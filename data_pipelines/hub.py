@@ -30,6 +30,7 @@ _REPLACED_FILES = re.compile(
     r"|vocab\.txt|tokenizer\.(json|model)|added_tokens\.json|special_tokens_map\.json"
 )
 _CARD = "README.md"
+_pinned_commits: dict[str, str] = {}  # by the path of a model
 _UPLOAD_FIX = "Convert to a directory, and send it later with `hf upload`."
 
 
@@ -44,7 +45,19 @@ def model_path(path: "epath.PathLike") -> "epath.Path":
     Raises:
       InputError: the path is empty, or the model cannot be downloaded.
     """
-    return as_path(_download(os.fspath(path))) if is_hub(path) else as_path(path)
+    if not is_hub(path):
+        return as_path(path)
+    return as_path(_download(os.fspath(path), _pinned_commits.get(os.fspath(path))))
+
+
+def find_commit(path: "epath.PathLike") -> str:
+    """Return the hash of the commit that is read of a model on the Hub; errors as `model_path`."""
+    return model_path(path).name  # the name of a snapshot's directory in the client's cache
+
+
+def pin_commit(path: "epath.PathLike", commit: str) -> None:
+    """Read a model on the Hub at a commit from now on, in this process."""
+    _pinned_commits[os.fspath(path)] = commit
 
 
 def parse_hub_path(path: "epath.PathLike") -> tuple[str, str | None]:
@@ -60,10 +73,12 @@ def parse_hub_path(path: "epath.PathLike") -> tuple[str, str | None]:
 
 
 @functools.cache
-def _download(path: str) -> str:
+def _download(path: str, commit: str | None) -> str:
     from huggingface_hub import snapshot_download
 
     repo_id, revision = parse_hub_path(path)
+    if commit:
+        path, revision = f"{HUB}{repo_id}@{commit}", commit
     with _errors(path, "Download the model elsewhere, with `hf download`, and name its directory."):
         directory = snapshot_download(repo_id, revision=revision, allow_patterns=[*_PATTERNS])
         if not any(name.endswith(".safetensors") for name in os.listdir(directory)):

@@ -7,9 +7,11 @@ import json
 import pathlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from conftest import sample_vocabulary
 from etils import epath
@@ -20,15 +22,18 @@ from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import find_bert_config, find_tokenizer, read_model
+from bertjax.mesh import distributed
 from bertjax.model.bert_config import BertConfig
-from bertjax.training.initialization import PretrainedModel
+from bertjax.training.initialization import PretrainedModel, open_recorded, write_model_record
+from bertjax.workdir.model_records import share_commits
+from bertjax.workdir.run_config import make_run_config
 from data_pipelines import hub
 from data_pipelines.errors import InputError
-from data_pipelines.hub import model_path, parse_hub_path
+from data_pipelines.hub import find_commit, model_path, parse_hub_path
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-COMMIT = "c" * 40
+COMMIT, NEWER = "c" * 40, "0123456789abcdef" + 24 * "f"
 LATEST, OLD = "hf://lab/model", "hf://lab/model@v1"
 
 
@@ -38,6 +43,7 @@ class Hub(http.server.ThreadingHTTPServer):
     Attributes:
       files: repository -> file name -> content.
       visibility: repository that was created -> whether others see it.
+      head: the newest commit; that of all files' content is the same.
       requested: names of the files that were read.
       num_commits: number of commits to all repositories.
     """
@@ -46,6 +52,7 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, dict[str, bytes]] = {}
         self.visibility: dict[str, str] = {}
+        self.head = COMMIT
         self.requested: list[str] = []
         self.num_commits = 0
         self.token = "secret"
@@ -71,25 +78,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if match := re.match(r"/api/models/(\w+/\w+)(?:/(?:revision|tree)/([^/?]+))?", self.path):
             self.describe(match[1], match[2])
-        elif match := re.match(r"/(\w+/\w+)/resolve/[^/]+/(.*)", self.path):
-            content = self.server.files[match[1]].get(match[2])
+        elif match := re.match(r"/(\w+/\w+)/resolve/([^/]+)/(.*)", self.path):
+            content = self.server.files[match[1]].get(match[3])
             if content is None:
                 return self.answer(404, b"", X_Error_Code="EntryNotFound")
             if self.command == "GET":
-                self.server.requested.append(match[2])
+                self.server.requested.append(match[3])
             etag = hashlib.sha1(content).hexdigest()
-            self.answer(200, content, ETag=f'"{etag}"', X_Repo_Commit=COMMIT)
+            self.answer(200, content, ETag=f'"{etag}"', X_Repo_Commit=self.commit_of(match[2]))
         else:
             self.answer(404, b"")
         return None
 
     do_HEAD = do_GET  # noqa: N815
 
+    def commit_of(self, revision: str | None) -> str:
+        return revision if revision in (COMMIT, NEWER) else self.server.head
+
     def describe(self, repository: str, revision: str | None) -> None:
         files = self.server.files.get(repository)
         if files is None:
             return self.answer(404, b"", X_Error_Code="RepoNotFound")
-        if revision not in (None, "main", "v1", COMMIT):
+        if revision not in (None, "main", "v1", COMMIT, NEWER):
             return self.answer(404, b"", X_Error_Code="RevisionNotFound")
         if "/tree/" in self.path:
             entries = [
@@ -98,9 +108,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             ]
             return self.answer(200, entries)
         siblings = [{"rfilename": name} for name in files]
-        return self.answer(
-            200, {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings}
-        )
+        content = {"id": repository, "modelId": repository, "siblings": siblings}
+        return self.answer(200, content | {"sha": self.commit_of(revision)})
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -163,6 +172,7 @@ def server(monkeypatch, tmp_path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(hub, "_pinned_commits", {})
         hub._download.cache_clear()
         server.files["lab/model"] = {**published_files(tmp_path), "rust_model.ot": b"unused"}
         server.url = url  # type: ignore[attr-defined]
@@ -203,6 +213,44 @@ def test_weights_of_pytorch_are_downloaded_where_there_are_no_others(server) -> 
     del files["model.safetensors"]
     server.files["lab/older"] = files
     assert (model_path("hf://lab/older") / "pytorch_model.bin").read_bytes() == b"weights"
+
+
+def test_all_processes_read_the_commit_of_process_0(server, monkeypatch) -> None:
+    sent: list[list[int]] = []
+
+    def broadcast(make: Callable[[], Sequence[int]], size: int) -> Sequence[int]:
+        if not sent:  # this is process 0
+            sent.append(np.array(make(), np.int32).tolist())
+        assert len(sent[0]) == size
+        return sent[0]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "broadcast_from_process_0", broadcast)
+    for commit in (NEWER, COMMIT):  # the other process asks the Hub at another time
+        hub._download.cache_clear()
+        hub._pinned_commits.clear()
+        server.head = commit
+        assert find_commit(LATEST) == commit
+        share_commits("runs/1", LATEST, "", LATEST)
+        assert find_commit(LATEST) == model_path(LATEST).name == NEWER
+
+
+def test_resumed_run_reads_the_recorded_commit(server, tmp_path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {"init": LATEST, "max_seq_length": 32, "data": {"dir": "corpus"}}
+    make_run_config(config, {}, run)
+    write_model_record("init", PretrainedModel(LATEST), epath.Path(run))
+    server.head = NEWER
+    hub._download.cache_clear()  # as in a new process
+    make_run_config(config, {}, tmp_path / "other")
+    assert open_recorded("init", LATEST, epath.Path(tmp_path)).path.name == NEWER
+    make_run_config(config, {}, run)
+    assert open_recorded("init", LATEST, epath.Path(run)).path.name == COMMIT
+    record = json.loads((run / "init.json").read_text())
+    (run / "init.json").write_text(json.dumps(record | {"commit": "b" * 40}))
+    with pytest.raises(InputError, match=f"^hf://lab/model@{'b' * 40}: there is no such revision"):
+        make_run_config(config, {}, run)
 
 
 def test_downloaded_model_opens_without_a_connection(server, monkeypatch) -> None:

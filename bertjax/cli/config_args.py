@@ -53,12 +53,15 @@ def check_config(args: argparse.Namespace, needs_data: bool = True) -> None:
 
     from bertjax.config.config_file import override_fields, run_config_file
     from bertjax.formats.detection import find_format
+    from bertjax.workdir.model_records import pin_recorded_commits
 
     args.config_fields = run_config_file(args.config) if args.config else None
     fields = override_fields(args.config_fields or {}, args.overrides)
     workdir, data = vars(args).get("workdir"), fields.get("data")
     # A run that has a checkpoint does not need the model that it was initialized from.
     resumes = workdir and (epath.Path(workdir) / "checkpoints").exists()
+    if workdir:
+        pin_recorded_commits(workdir)
     if (init := fields.get("init")) and isinstance(init, str) and not resumes:
         find_format(init)
     directory = data.get("dir") if isinstance(data, Mapping) else None

@@ -33,6 +33,7 @@ from bertjax.training.prediction.generated_texts import check_no_generation
 from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.lock import WorkdirLock
+from bertjax.workdir.model_records import share_commits
 from bertjax.workdir.workdir import check_processes
 from data_pipelines.errors import InputError
 
@@ -225,6 +226,7 @@ class SweepRunner:
 
 def _load_task(config: Config) -> Task:
     """Return the task of the runs of one shape, with its data."""
+    share_commits(config.init, config.distill.teacher)
     task = registry.find_task(config.task)(config)
     check_processes(task.config, task)
     if not task.eval_sets():

@@ -30,6 +30,7 @@ from bertjax.training.prediction.generated_texts import (
 )
 from bertjax.training.prediction.progress import progress_reporter
 from bertjax.training.terminal import log_on_process_0
+from bertjax.workdir.model_records import share_commits
 from bertjax.workdir.workdir import check_processes, flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, describe_difference
@@ -58,6 +59,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
       InputError: shape, vocabulary or labels of a model do not fit the configuration, or there is
         no eval split.
     """
+    share_commits(config.init, *checkpoints)
     members = [PretrainedModel(checkpoint) for checkpoint in checkpoints]
     task = registry.find_task(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config

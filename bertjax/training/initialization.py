@@ -36,6 +36,7 @@ from bertjax.model.heads import HEADS
 from bertjax.model.initialization import POSITION_INITS, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
+from bertjax.workdir.model_records import RECORD_FILES, describe_hub_model
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -43,8 +44,6 @@ from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-# In a workdir: the models that its run was initialized from, and learns from.
-RECORD_FILES = {"init": "init.json", "distill.teacher": "teacher.json"}
 _log = logging.getLogger("bertjax")
 T = TypeVar("T")
 
@@ -90,6 +89,7 @@ class PretrainedModel:
       step: step of the checkpoint to take from a workdir; by default the best or newest.
 
     Attributes:
+      source: the path of the argument.
       path: directory of the parameters.
       bert_config: configuration of the encoder.
       tokenizer: None for a published model without a vocabulary.
@@ -102,12 +102,13 @@ class PretrainedModel:
 
     def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
         format_name = find_format(path)
+        self.source = path
         self._published: NumpyModel | None = None
         self._loaded_params: Any = None
         self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
         if format_name == "bertjax":
-            self._source = path, step
+            self._step = step
             self.bert_config, self._shapes = read_checkpoint(path, self._open_checkpoint, step)
         else:
             registry.register_heads()
@@ -126,8 +127,7 @@ class PretrainedModel:
         return read_model_config(path / "config.json"), read_param_shapes(path)
 
     def _read(self, read: Callable[[epath.Path], T]) -> T:
-        path, step = self._source
-        return read_checkpoint(path, read, step, first=self.path)
+        return read_checkpoint(self.source, read, self._step, first=self.path)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -391,6 +391,7 @@ def write_model_record(field: str, model: PretrainedModel, workdir: epath.Path) 
         name = model.path.name
         step = int(name) if name.isdigit() and find_format(model.path) == "bertjax" else None
         content = {"path": str(model.path), "step": step, "digest": model.digest}
+        content |= describe_hub_model(model.source)
         atomic_write_text(record, json.dumps(content, indent=1))
 
 

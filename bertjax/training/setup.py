@@ -24,6 +24,7 @@ from bertjax.training.evaluator import check_tokenizer, make_evaluator
 from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.trackers import Tracker
 from bertjax.training.trainer import Trainer
+from bertjax.workdir.model_records import share_commits
 from bertjax.workdir.workdir import check_processes
 from data_pipelines.errors import InputError
 from data_pipelines.paths import as_path
@@ -50,6 +51,7 @@ def make_trainer(
     start_time = start_time or time.time()
     # A checkpoint holds everything that came from `init`, which may be gone by now.
     source = dataclasses.replace(config, init=str(workdir)) if has_checkpoint(workdir) else config
+    share_commits(source.init, config.distill.teacher)
     task = registry.find_task(config.task)(source, jax.process_count(), jax.process_index())
     check_processes(task.config, task)
     config = dataclasses.replace(task.config, init=config.init).resolve(task.examples_per_epoch)

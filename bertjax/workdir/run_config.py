@@ -13,6 +13,7 @@ from bertjax.config.user_functions import USER_FUNCTIONS, find_function, import_
 from bertjax.formats.loading import find_bert_config, read_run_config
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
+from bertjax.workdir.model_records import pin_recorded_commits
 
 ConfigSource: TypeAlias = str | Mapping[str, Any] | ml_collections.ConfigDict | Config
 
@@ -42,6 +43,8 @@ def make_run_config(
     def load_model_config(init: str) -> BertConfig:
         return find_bert_config(workdir if workdir and has_checkpoint(workdir) else init)
 
+    if workdir:
+        pin_recorded_commits(workdir)
     # What a checkpoint alone names is not imported: whoever wrote it would choose the code.
     has_source = source is not None
     imports_task = has_source or "task" in overrides
