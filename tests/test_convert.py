@@ -14,7 +14,8 @@ from run_outputs import answers_of
 from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
 from bertjax.cli.main import main
 from bertjax.formats.detection import find_format
-from bertjax.formats.loading import read_model
+from bertjax.formats.huggingface import read_max_length
+from bertjax.formats.loading import read_model, read_run_config
 from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
@@ -177,6 +178,41 @@ def test_converted_question_answering_model_predicts_at_any_length(length: int, 
     line = json.dumps({"question": "a b", "context": "c d " * 20})
     (answer,) = answers_of(tmp_path / "own", [line])
     assert 0 <= answer["start"] < answer["end"] <= 80
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields", "expected"),
+    [
+        (("pooler", "mlm", "nsp"), {}, (16, None)),
+        (("mlm",), {"decoder": "prefix"}, (32, {"max_target_length": 16})),
+        (("pooler", "sequence_classification"), {"num_labels": 2}, (16, None)),
+        (("token_classification",), {"num_labels": 2}, (16, None)),
+        (("question_answering",), {}, (16, {"doc_stride": 5})),
+        (("pooler", "multiple_choice"), {}, (32, {"max_choice_length": 16})),
+    ],
+    ids=str,
+)
+def test_convert_keeps_the_length_at_which_texts_are_cut(parts, fields, expected, tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, max_position_embeddings=32, **fields)
+    model = dataclasses.replace(draw_model(config, TOKENIZER, *parts), max_seq_length=16)
+    path = write_hf(model, tmp_path / "hf")
+    assert read_model(path).max_seq_length == read_max_length(path) == 16
+    convert(path, tmp_path / "own", "hf", "bertjax")
+    convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
+    assert read_max_length(tmp_path / "again") == 16
+    config = read_run_config(tmp_path / "own")
+    assert config["max_seq_length"] == expected[0]
+    assert config["data"].items() >= (expected[1] or {}).items()
+
+
+def test_predict_cuts_texts_at_the_length_of_the_export(tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, max_position_embeddings=32, num_labels=2)
+    model = draw_model(config, TOKENIZER, "pooler", "sequence_classification")
+    path = write_hf(dataclasses.replace(model, max_seq_length=16), tmp_path / "hf")
+    lines = [" ".join("abcd"[i % 4] for i in range(n)) for n in (14, 15)]
+    shorter, longer = answers_of(path, lines)
+    assert "truncated" not in shorter and longer["truncated"]
+    assert longer["score"] == shorter["score"]
 
 
 def test_predict_rejects_an_encoder_without_head(tmp_path) -> None:

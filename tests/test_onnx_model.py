@@ -77,7 +77,9 @@ def as_inputs(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def test_graph_passes_the_checker_and_declares_its_arrays() -> None:
     model = draw_model(SHAPE, None, "pooler", "mlm", "nsp", "token_classification")
+    model = dataclasses.replace(model, max_seq_length=16)
     proto, signature = make_onnx_model(Source(model, None))
+    assert [(x.key, x.value) for x in proto.metadata_props] == [("max_seq_length", "16")]
     onnx.checker.check_model(proto, full_check=True)
     assert [(x.domain, x.version) for x in proto.opset_import] == [("", 20)]
     session = onnxruntime.InferenceSession(proto.SerializeToString())

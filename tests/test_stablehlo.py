@@ -34,7 +34,7 @@ def test_program_runs_with_jax_alone(method, tmp_path) -> None:
     check_export(method, source, tmp_path, LOAD, "'tensorflow'")
     signature = json.loads((tmp_path / "model.stablehlo.json").read_text())
     assert signature["labels"] == list(bertjax.load(source).labels)
-    assert signature["max_position_embeddings"] == 32
+    assert signature["max_position_embeddings"] == signature["max_seq_length"] == 32
     assert signature["platforms"] == ["cpu", "cuda", "rocm", "tpu"]
 
 

@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> None:
 def _convert(args: argparse.Namespace) -> None:
     """Convert the model SRC to DST, and print what it is."""
     from bertjax.checkpointing.lookup import read_checkpoint
-    from bertjax.formats.loading import read_run_config
-    from bertjax.formats.sentence_transformers import MODULES_FILE, find_pooling_config
+    from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
     from data_pipelines.hub import create_repository, model_path, upload
@@ -124,14 +123,6 @@ def _convert(args: argparse.Namespace) -> None:
         )
     exports = format_name == "bertjax" and args.to != format_name
     calibration = read_checkpoint(args.source, read_calibration) if exports else {}
-    if exports and args.to == "hf" and not find_pooling_config(args.source):
-        length = read_run_config(args.source)["max_seq_length"]
-        if length < model.config.max_position_embeddings:
-            print(
-                f"{args.target}: texts were cut at {length} tokens in training, and the export "
-                f"takes {model.config.max_position_embeddings}: for the same answers to long texts "
-                f"set max_length={length} in transformers."
-            )
     if calibration:
         print(f"{args.target}: its format has no place for {', '.join(calibration)}.")
     if model.tokenizer is None:

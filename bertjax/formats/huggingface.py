@@ -128,14 +128,9 @@ def make_model(
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     if config.has_cross_attention:
         encoder_decoder.check_start_token(config_dict, tokenizer, path)
-    max_length = read_max_length(path)
-    if max_length and max_length < config.max_position_embeddings:
-        warn_once(
-            (str(path), "model_max_length"),
-            f"{path}: has model_max_length={max_length}: texts are cut at the "
-            f"{config.max_position_embeddings} positions of the model.",
-        )
-    model = NumpyModel(config, params, tokenizer, unexpected_keys)
+    model = NumpyModel(
+        config, params, tokenizer, unexpected_keys, max_seq_length=read_max_length(path)
+    )
     head = model.labeled_head
     if head is None:
         return model
@@ -248,9 +243,7 @@ def write_config(model: NumpyModel, path: epath.Path) -> None:
         model.tokenizer.save(path)
         atomic_write_text(path / JSON_FILE, to_tokenizer_json(model.tokenizer))
         file = path / CONFIG_FILE
-        settings = json.loads(file.read_text()) | {
-            "model_max_length": model.config.max_position_embeddings
-        }
+        settings = json.loads(file.read_text()) | {"model_max_length": model.max_text_length}
         atomic_write_text(file, json.dumps(settings, indent=2) + "\n")
 
 

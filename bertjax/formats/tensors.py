@@ -53,6 +53,8 @@ class NumpyModel:
       labels: label names of the classification head in the order of their ids; empty without
         such a head, or for regression.
       problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
+      max_seq_length: tokens of a text, special ones included, at which training cut it; None if
+        unknown.
     """
 
     config: BertConfig
@@ -61,6 +63,13 @@ class NumpyModel:
     unexpected_keys: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     problem_type: str = "single_label_classification"
+    max_seq_length: int | None = None
+
+    @property
+    def max_text_length(self) -> int:
+        """Tokens at which a text is cut, at most `max_position_embeddings`."""
+        positions = self.config.max_position_embeddings
+        return min(self.max_seq_length or positions, positions)
 
     @property
     def head(self) -> Head | None:

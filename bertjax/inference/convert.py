@@ -115,8 +115,11 @@ class _Source(NamedTuple):
 
 def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
     is_checkpoint = format_name == "bertjax"
-    registry.register_heads(path if is_checkpoint else None)
-    model = read_model(path, format_name)
+    if is_checkpoint:
+        model = registry.read_trained_model(path)
+    else:
+        registry.register_heads()
+        model = read_model(path, format_name)
     files = metadata_files(path) if is_checkpoint else []
     metadata = {file.name: file.read_bytes() for file in files}
     card = model_card(model, path, _read_eval_scores(path)) if target_format == "hf" else ""

@@ -256,7 +256,7 @@ class FinetuningTask(Task):
         """Return configuration fields for a model with the heads of this task."""
         if not {*cls.objective_class.heads} <= model.params.keys():
             return None
-        return {"max_seq_length": model.config.max_position_embeddings}
+        return {"max_seq_length": model.max_text_length}
 
     def with_config(self, config: Config) -> "FinetuningTask":
         """Return a copy that shares the encoded examples."""

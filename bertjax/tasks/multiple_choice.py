@@ -10,6 +10,7 @@ from etils import epath
 from scipy.special import softmax
 
 from bertjax.config.config import Config
+from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import (
     FinetuningObjective,
     FinetuningTask,
@@ -152,6 +153,20 @@ class MultipleChoiceTask(FinetuningTask):
         )
     }
     primary_metrics = ("accuracy",)
+
+    @classmethod
+    def config_for_model(cls, model: NumpyModel) -> dict[str, Any] | None:
+        """Return configuration fields for a model with the head of this task."""
+        if super().config_for_model(model) is None:
+            return None
+        fields = {"max_seq_length": model.config.max_position_embeddings}
+        data = {"max_choice_length": model.max_text_length} if model.max_seq_length else {}
+        return {**fields, "data": data}
+
+    @classmethod
+    def max_text_length(cls, config: Config) -> int:
+        """Return the tokens at which a context with one choice is cut."""
+        return min(int(config.data["max_choice_length"]), config.max_seq_length)
 
     @staticmethod
     def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:

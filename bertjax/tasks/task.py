@@ -133,6 +133,11 @@ class Task(abc.ABC):
     def config_for_model(cls, model: NumpyModel) -> Mapping[str, Any] | None:
         """Return configuration fields for a model of another format; None for another task's."""
 
+    @classmethod
+    def max_text_length(cls, config: Config) -> int:
+        """Return the tokens, special ones included, at which a text or a pair is cut."""
+        return config.max_seq_length
+
     # Data.
 
     @property

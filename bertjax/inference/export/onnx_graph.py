@@ -62,6 +62,7 @@ def make_onnx_model(source: Source) -> tuple[onnx.ModelProto, Signature]:
         producer_name="bertjax",
         producer_version=__version__,
     )
+    helper.set_model_props(proto, {"max_seq_length": str(model.max_text_length)})
     return proto, Signature(inputs, outputs)
 
 

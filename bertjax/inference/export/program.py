@@ -93,8 +93,7 @@ def load_source(checkpoint: epath.PathLike, task: str | None = None) -> Source:
 
 
 def _read_checkpoint(path: epath.Path) -> Source:
-    registry.register_heads(path)
-    model = read_model(path, "bertjax")
+    model = registry.read_trained_model(path)
     has_heads = bool(_heads(model))
     fields = registry.data_fields()
     return Source(model, read_config(path / "config.json", fields) if has_heads else None)

@@ -56,6 +56,7 @@ def write_stablehlo(
             for x, aval in zip(signature.outputs, exported.out_avals, strict=True)
         ],
         "max_position_embeddings": model.config.max_position_embeddings,
+        "max_seq_length": model.max_text_length,
         "labels": label_sets or model.labels,
     }
     if (tokenizer := model.tokenizer) is not None:

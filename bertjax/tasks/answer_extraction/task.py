@@ -127,5 +127,5 @@ class AnswerExtractionTask(FinetuningTask):
         scorer = next((name for name, head in SCORERS.items() if head in model.params), None)
         if scorer is None:
             return None
-        length = min(_MAX_SEQ_LENGTH, model.config.max_position_embeddings)
+        length = min(_MAX_SEQ_LENGTH, model.max_text_length)
         return {"max_seq_length": length, "data": {"scorer": scorer, "doc_stride": length // 3}}

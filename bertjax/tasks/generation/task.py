@@ -92,6 +92,12 @@ class GenerationTask(FinetuningTask):
         """Return configuration fields for a model with a decoder."""
         if not model.config.decoder or "mlm" not in model.params:
             return None
-        length = model.config.max_position_embeddings
-        data = {"max_target_length": min(_MAX_TARGET_LENGTH, length // 2)}
-        return {"max_seq_length": length, "data": data}
+        positions = model.config.max_position_embeddings
+        target_length = min(_MAX_TARGET_LENGTH, positions // 2)
+        length = min(model.max_text_length + target_length, positions)
+        return {"max_seq_length": length, "data": {"max_target_length": target_length}}
+
+    @classmethod
+    def max_text_length(cls, config: Config) -> int:
+        """Return the tokens at which a source is cut."""
+        return config.max_seq_length - int(config.data["max_target_length"])
