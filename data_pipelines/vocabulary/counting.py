@@ -28,11 +28,19 @@ _PART = re.compile(r".[^、。，．！？；：…「」『』（）《》〈�
 Splitter = Callable[[str], Iterable[str]]
 
 
-def wordpiece_splitters(cased: bool) -> tuple[Splitter, Splitter]:
-    """Return `split_line` and `split_words` of `count_words` for WordPiece."""
+def wordpiece_splitters(
+    cased: bool, strip_accents: bool | None = None
+) -> tuple[Splitter, Splitter]:
+    """Return `split_line` and `split_words` of `count_words` for WordPiece.
+
+    Args:
+      cased: False lower-cases text.
+      strip_accents: remove accents; None removes them if text is lower-cased.
+    """
+    strip_accents = not cased if strip_accents is None else strip_accents
     return (
         functools.partial(split_for_caching, cased=cased),
-        functools.partial(basic_tokenize, cased=cased, strip_accents=not cased),
+        functools.partial(basic_tokenize, cased=cased, strip_accents=strip_accents),
     )
 
 
@@ -45,10 +53,12 @@ def _split_at_punctuation(word: str) -> list[str]:
     return [word] if word.isascii() else _PART.findall(word)
 
 
-def sample_documents(documents: Iterable[list[str]], fraction: float) -> Iterator[list[str]]:
-    """Yield a fraction of the documents, evenly spaced and always the same."""
+def sample_documents(
+    documents: Iterable[list[str]], fraction: float, complement: bool = False
+) -> Iterator[list[str]]:
+    """Yield a fraction of the documents, evenly spaced and always the same, or all others."""
     for number, document in enumerate(documents):
-        if number * _GOLDEN % 1 < fraction:
+        if (number * _GOLDEN % 1 < fraction) != complement:
             yield document
 
 

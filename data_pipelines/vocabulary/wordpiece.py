@@ -141,17 +141,23 @@ class WordPieceTokenizer:
         self._name_start = "[" if all(name.startswith("[") for name in names) else ""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        restore = functools.partial(
-            WordPieceTokenizer,
-            cased=self.cased,
-            strip_accents=self.strip_accents,
-            max_input_chars_per_word=self.max_input_chars_per_word,
-            do_basic_tokenize=self.do_basic_tokenize,
-            special_tokens=self.special_tokens,
-            added_tokens=self.added_tokens,
-            watched_tokens=self.watched_tokens,
-        )
-        return restore, (self.tokens,)
+        return functools.partial(WordPieceTokenizer, **self._options()), (self.tokens,)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the arguments of `__init__` but for the tokens."""
+        return {
+            "cased": self.cased,
+            "strip_accents": self.strip_accents,
+            "max_input_chars_per_word": self.max_input_chars_per_word,
+            "do_basic_tokenize": self.do_basic_tokenize,
+            "special_tokens": self.special_tokens,
+            "added_tokens": self.added_tokens,
+            "watched_tokens": self.watched_tokens,
+        }
+
+    def with_tokens(self, tokens: Sequence[str]) -> "WordPieceTokenizer":
+        """Return a tokenizer with other tokens and the same options."""
+        return WordPieceTokenizer(tokens, **self._options())
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a raw text; special tokens are neither added nor recognized."""
