@@ -17,6 +17,7 @@ from pretraining_corpora import (
     assert_equal,
     check_processes,
     documents_of,
+    equal,
     join,
     options,
     restored,
@@ -316,3 +317,43 @@ def test_processes_that_cannot_share_the_batch_are_rejected(
 def test_directory_that_is_no_corpus_is_rejected(tmp_path):
     with pytest.raises(InputError, match="not a finished corpus"):
         PretrainingData(tmp_path, options())
+
+
+# ---------------------------------------------------------------- masking rate that changes
+
+
+def scheduled(corpus, rate="0.4..0.1", total_steps=40, **processes) -> PretrainingData:
+    data = PretrainingData(corpus, options(objective="mlm", mlm_probability=rate), **processes)
+    data.total_steps = total_steps
+    return data
+
+
+def test_masking_rate_changes_linearly_and_shapes_do_not(corpus):
+    data = scheduled(corpus)
+    shapes = {name: array.shape for name, array in data.batch(0).items()}
+    assert shapes["masked_lm_ids"] == (16, 4 * -(-0.4 * 64 // 4))
+    for step, rate in [(0, 0.4), (10, 0.325), (20, 0.25), (39, 0.1075), (40, 0.1), (400, 0.1)]:
+        batch = data.batch(step)
+        masked = batch["masked_lm_weights"].sum() / (batch["example_ids"] > 0).sum()
+        assert masked == pytest.approx(rate, abs=0.015), step
+        assert {name: array.shape for name, array in batch.items()} == shapes
+
+
+def test_masking_rate_changes_no_sequence(corpus):
+    data, constant = scheduled(corpus), scheduled(corpus, rate=0.4)
+    for step in (0, 7, 39):
+        np.testing.assert_array_equal(restored(data.batch(step)), restored(constant.batch(step)))
+    assert_equal(data.batch(0), constant.batch(0))
+    assert_equal(scheduled(corpus, rate="0.4..0.4").batch(31), constant.batch(31))
+
+
+def test_masking_rate_depends_on_the_step_alone(corpus):
+    data = scheduled(corpus)
+    batches = [data.batch(step) for step in range(40)]
+    for step in (39, 20, 3):
+        assert_equal(scheduled(corpus).batch(step), batches[step])
+        parts = [scheduled(corpus, num_processes=4, process_id=i).batch(step) for i in range(4)]
+        assert_equal(join(parts), batches[step])
+    assert not equal(scheduled(corpus, total_steps=80).batch(20), batches[20])
+    for batch, other in zip(data.batches(30, 34), batches[30:34], strict=True):
+        assert_equal(batch, other)

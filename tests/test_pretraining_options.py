@@ -37,7 +37,15 @@ from data_pipelines.pretraining.options import PretrainingOptions
         ({"short_seq_prob": 1.5}, "short_seq_prob=1.5: not a probability"),
         ({"mlm_probability": -0.1}, "mlm_probability=-0.1: not a probability"),
         ({"mlm_probability": float("nan")}, "mlm_probability=nan: not a probability"),
-        ({"mlm_probability": 0.0}, "mlm_probability=0: no token to predict"),
+        ({"mlm_probability": 0.0}, "mlm_probability=0.0: no token to predict"),
+        ({"mlm_probability": "0.3..0"}, r"mlm_probability=0\.3\.\.0: no token to predict"),
+        ({"mlm_probability": "0.3..1.5"}, r"mlm_probability=0\.3\.\.1\.5: not a probability"),
+        ({"mlm_probability": "0.3..0.2..0.1"}, "mlm_probability='0.3..0.2..0.1': not a number"),
+        ({"mlm_probability": "0.3.."}, "mlm_probability='0.3..': not a number"),
+        (
+            {"mlm_probability": "0.3..0.1", "dupe_factor": 2},
+            r"mlm_probability=0\.3\.\.0\.1: changes, and dupe_factor=2 repeats masks",
+        ),
         ({"full_sentences": True}, "full_sentences=True: needs objective=mlm and packing=True"),
         (
             {"mask_replace_prob": 0.95},

@@ -182,8 +182,9 @@ def test_checkpoints_at_intervals_in_seconds_change_no_loss(corpus, tmp_path, wh
     [
         {"optimizer__schedule": "one_cycle", "batch_size_rampup": 2, "batch_size": 16},
         {"optimizer__schedule": "wsd", "optimizer__cooldown": "50%", "optimizer__name": "muon"},
+        {"data__mlm_probability": "0.5..0.1", "data__max_predictions_per_seq": None},
     ],
-    ids=["one cycle, batch size ramp-up", "warm-up, stable, decay"],
+    ids=["one cycle, batch size ramp-up", "warm-up, stable, decay", "masking rate"],
 )
 def test_resumed_run_is_bit_identical_with_every_schedule(
     corpus, tmp_path, monkeypatch, fields

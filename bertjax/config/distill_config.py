@@ -5,11 +5,11 @@ import re
 
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
+from data_pipelines.schedules import parse_schedule
 
 RELATIONS = ("query", "key", "value")
 _HIDDEN_LOSSES = ("mse", "cosine")
 _SCHEDULED = ("temperature", "labels_weight", "logits_weight", "hidden_weight", "relations_weight")
-_NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,16 +151,3 @@ class DistillConfig:
                 "one."
             )
         return pairs
-
-
-def parse_schedule(name: str, value: float | str) -> tuple[float, float]:
-    """Return the first and the last value of a number, or of two numbers as in "1..0.1".
-
-    Raises:
-      InputError: the value is neither, or negative.
-    """
-    match = re.fullmatch(rf"({_NUMBER})(?:\.\.({_NUMBER}))?", str(value))
-    if not match:
-        raise InputError(f"{name}={value!r}: not a number from 0. Use one, or two as in '1..0.1'.")
-    first = float(match[1])
-    return first, first if match[2] is None else float(match[2])

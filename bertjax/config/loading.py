@@ -16,6 +16,7 @@ from bertjax.config.config_file import override_fields, run_config_file
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from data_pipelines.errors import InputError
+from data_pipelines.schedules import ScheduledFloat
 from data_pipelines.schema import read_json_object
 
 # Fields that define a model. A run that is initialized from it cannot change them; the other fields
@@ -98,16 +99,24 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     if not isinstance(data, Mapping):
         raise InputError(f"data={data!r}: is not a section. Set fields such as data.dir.")
     defaults = data_fields[task]
-    values = dict(defaults)
+    values = {
+        name: float(default) if isinstance(default, ScheduledFloat) else default
+        for name, default in defaults.items()
+    }
     for name, value in data.items():
         if name not in defaults:
             known = [f"data.{field}" for field in defaults]
             raise InputError(unknown_field_message(f"data.{name}", value, known))
-        default = defaults[name]
-        kind = int | None if default is None else type(default)
-        values[name] = coerce(f"data.{name}", value, kind)
+        values[name] = coerce(f"data.{name}", value, _kind(defaults[name]))
     config = build_dataclass(Config, raw)
     return dataclasses.replace(config, data=values)
+
+
+def _kind(default: Any) -> Any:
+    """Return the type of a field of `data`, which is that of its default."""
+    if isinstance(default, ScheduledFloat):
+        return float | str
+    return int | None if default is None else type(default)
 
 
 def read_config(path: epath.Path, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:

@@ -77,6 +77,12 @@ class PretrainingObjective(Objective):
                 f"model.sampled_softmax={count}: a teacher's logits are those of the whole "
                 "vocabulary. Set 0."
             )
+        first, last = self.options.mlm_probabilities
+        if first != last and config.budget_seconds is not None:
+            raise InputError(
+                f"data.mlm_probability={self.options.mlm_probability}: changes over a number of "
+                f"steps, and steps={config.steps!r} is a time. Change one of them."
+            )
         if config.distill.unlabeled:
             raise InputError(
                 f"distill.unlabeled={config.distill.unlabeled!r}: all text of task=pretraining is "
@@ -104,7 +110,7 @@ class PretrainingObjective(Objective):
         return {name: pair for name, pair in sums.items() if name != "mlm_accuracy"}
 
     def check_inputs_repeat(self) -> None:
-        """Raise InputError if masking is dynamic."""
+        """Raise InputError if masking is dynamic, as with every `mlm_probability` that changes."""
         if not self.options.dupe_factor:
             raise InputError(
                 "data.dupe_factor=0: masking is dynamic, so that no two epochs have the same "
@@ -246,7 +252,8 @@ class PretrainingTask(Task):
         return self.data.sequences_per_epoch
 
     def prepare(self, steps: int | None) -> None:
-        """Set the steps of the batch size ramp-up; check the logits of the first and last step."""
+        """Set the steps of schedules of the data; check the logits of the first and last step."""
+        self.data.total_steps = steps or 1
         self.data.rampup = BatchSizeRampup(
             self.config.batch_size, self.config.batch_size_rampup, steps or 1
         )
@@ -318,7 +325,7 @@ class PretrainingEvalSet:
       num_batches: batches to evaluate on; 0 for all.
     """
 
-    score_names = ("mlm_perplexity",)
+    score_names = ("mlm_loss", "mlm_perplexity")
 
     def __init__(self, name: str, data: PretrainingData, num_batches: int) -> None:
         self.name, self._data, self._num_batches = name, data, num_batches
@@ -328,7 +335,7 @@ class PretrainingEvalSet:
         return itertools.islice(self._data.batches(), self._num_batches or None)
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
-        """Return `mlm_perplexity`, and sequences with their predictions if outputs have them."""
+        """Return loss and perplexity, and sequences with their predictions if outputs have them."""
         examples: list[str] = []
         if outputs[0]:  # of all processes' sequences; this process's come first
             batch = next(iter(self.batches()))
@@ -340,4 +347,6 @@ class PretrainingEvalSet:
                 render_sequence(filled, index, self._data.tokenizer)
                 for index in range(min(NUM_EXAMPLES_SHOWN, len(input_ids)))
             ]
-        return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
+        loss = float(means["mlm_loss"])
+        scores = {"mlm_loss": loss, "mlm_perplexity": float(np.exp(loss))}
+        return Evaluation(scores, examples=examples)

@@ -155,7 +155,7 @@ class PretrainedModel:
 
         Fields that may differ are logged. Heads that have other labels or read other layers are
         removed from this model, so that `load_init_params` does not load them. A masked language
-        model may be initialized from one of one direction.
+        model may be initialized from one of one direction, and the other way around.
 
         Args:
           model: configuration of the new encoder.
@@ -166,10 +166,12 @@ class PretrainedModel:
           InputError: a field that must be equal, or the shape of a parameter, differs.
         """
         saved = self.bert_config
-        becomes_bidirectional = model.direction == "bidirectional" and saved.direction in PAIR
-        if becomes_bidirectional and saved.encoder == "transformer" and "mlm" in shapes:
-            _log.info("%s: %s attention becomes bidirectional.", self.path, saved.direction)
-            saved = dataclasses.replace(saved, direction="bidirectional")
+        changes_direction = (model.direction == "bidirectional" and saved.direction in PAIR) or (
+            model.direction in PAIR and saved.direction == "bidirectional"
+        )
+        if changes_direction and saved.encoder == "transformer" and "mlm" in shapes:
+            _log.info("%s: %s attention becomes %s.", self.path, saved.direction, model.direction)
+            saved = dataclasses.replace(saved, direction=model.direction)
         check_architecture(self.path, saved, model)
         if any(getattr(saved, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
             # Heads that read another mix of layers are other heads.

@@ -63,6 +63,7 @@ class PretrainingData:
 
     Attributes:
       rampup: may be replaced once the number of steps is known.
+      total_steps: steps of the run, in which the masking rate changes; may be replaced, too.
       corpora: corpora by name, the last part of their directory.
       tokenizer: the tokenizer of the corpora.
       num_streams: S.
@@ -96,6 +97,7 @@ class PretrainingData:
                 f"batch_size={batch_size}: not divisible by num_processes={num_processes}. Use a "
                 f"multiple of {num_processes}."
             )
+        self.total_steps = 1
         self.options, self.split = options, split
         self.num_processes, self.process_id = num_processes, process_id
         self.corpora = open_corpora(directory, split)
@@ -142,7 +144,8 @@ class PretrainingData:
             parts += self._sources[corpus].packed_pairs(stream, start, count)
         if self._training:
             self._prefetch_chunks(step)
-        return make_batch_arrays(parts, batch_size, self.options, self.tokenizer)
+        progress = min(step / self.total_steps, 1.0)
+        return make_batch_arrays(parts, batch_size, self.options, self.tokenizer, progress)
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[dict[str, np.ndarray]]:
         """Return an iterator over the batches of steps start .. stop - 1.

@@ -12,6 +12,7 @@ from data_pipelines.fields import field
 from data_pipelines.parallel import MAX_WORKERS
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import SequenceLimits
+from data_pipelines.schedules import ScheduledFloat, parse_schedule
 
 OBJECTIVES = ("mlm_nsp", "mlm", "clm", "clm_reverse")
 CLM_OBJECTIVES = ("clm", "clm_reverse")
@@ -67,11 +68,13 @@ class PretrainingOptions:
     )
     max_predictions_per_seq: int | None = field(
         None,
-        "maximum number of masked tokens in a sequence; None: `mlm_probability` of "
-        "`max_seq_length`, rounded up to a multiple of 4",
+        "maximum number of masked tokens in a sequence; None: `mlm_probability`, at its largest, "
+        "of `max_seq_length`, rounded up to a multiple of 4",
     )
-    mlm_probability: float = field(
-        0.15, "masking rate: fraction of the tokens that are predicted, above 0"
+    mlm_probability: float | str = field(
+        ScheduledFloat(0.15),
+        "masking rate: fraction of the tokens that are predicted, above 0; with two numbers as in "
+        '"0.3..0.15" it changes linearly over the run',
     )
     masking: str = field(
         "token",
@@ -142,10 +145,19 @@ class PretrainingOptions:
                         "option."
                     )
         for name in ("short_seq_prob", "mlm_probability", *REPLACE_PROBS):
-            if not 0 <= (value := getattr(self, name)) <= 1:
+            value = getattr(self, name)
+            rates = self.mlm_probabilities if name == "mlm_probability" else (value, value)
+            if not all(0 <= rate <= 1 for rate in rates):
                 raise InputError(f"{name}={value}: not a probability. Use a value from 0 to 1.")
-        if not self.mlm_probability:
-            raise InputError("mlm_probability=0: no token to predict. Use a value above 0.")
+        if not min(self.mlm_probabilities):
+            raise InputError(
+                f"mlm_probability={self.mlm_probability}: no token to predict. Use a rate above 0."
+            )
+        if self.dupe_factor and self.mlm_probabilities[0] != self.mlm_probabilities[1]:
+            raise InputError(
+                f"mlm_probability={self.mlm_probability}: changes, and dupe_factor="
+                f"{self.dupe_factor} repeats masks. Remove one of them."
+            )
         if (total := self.mask_replace_prob + self.random_replace_prob) > 1 + 1e-6:
             values = ", ".join(f"{name}={getattr(self, name)}" for name in REPLACE_PROBS)
             raise InputError(f"{values}: sum {total:g} above 1. Make the sum at most 1.")
@@ -171,11 +183,18 @@ class PretrainingOptions:
         return self.workers or os.cpu_count() or 1
 
     @functools.cached_property
+    def mlm_probabilities(self) -> tuple[float, float]:
+        """The masking rate at the beginning and at the end of the run."""
+        if isinstance(self.mlm_probability, str):
+            return parse_schedule("mlm_probability", self.mlm_probability)
+        return self.mlm_probability, self.mlm_probability
+
+    @functools.cached_property
     def sequence_limits(self) -> SequenceLimits:
         """Limits of one sequence: T, M and K."""
         predictions = self.max_predictions_per_seq or min(
             self.max_seq_length,
-            4 * math.ceil(math.ceil(self.mlm_probability * self.max_seq_length) / 4),
+            4 * math.ceil(math.ceil(max(self.mlm_probabilities) * self.max_seq_length) / 4),
         )
         if self.objective in CLM_OBJECTIVES:
             predictions = self.max_seq_length

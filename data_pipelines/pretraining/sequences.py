@@ -74,7 +74,8 @@ def draw_sequences(
             pairs = draw_pairs(sections, section_ids, length, short, rng, next_sentence)
         if not options.packing:
             return pairs, np.arange(len(pairs))
-        counts = _prediction_counts(pairs, options)
+        # The largest masking rate of the run: sequences do not depend on the step.
+        counts = _prediction_counts(pairs, options, max(options.mlm_probabilities))
         return pairs, pack(pairs.lengths, counts, options.sequence_limits)
 
     tokens = np.cumsum(sections.sizes(section_ids))
@@ -105,14 +106,16 @@ def count_sequences_to_keep(
     return max(kept, math.ceil(MIN_KEPT_FRACTION * len(padding)))
 
 
-def _prediction_counts(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
+def _prediction_counts(
+    pairs: Pairs, options: PretrainingOptions, mlm_probability: float
+) -> np.ndarray:
     """Return the number of predictions of each pair, int64 [P]."""
     if options.objective in CLM_OBJECTIVES:
         return pairs.lengths - 1
     return masking.prediction_counts(
         pairs.lengths,
         pairs.a_length + pairs.b_length,
-        options.mlm_probability,
+        mlm_probability,
         options.sequence_limits.predictions,
     )
 
@@ -132,6 +135,7 @@ def make_batch_arrays(
     num_sequences: int,
     options: PretrainingOptions,
     tokenizer: Tokenizer,
+    progress: float = 0.0,
 ) -> dict[str, np.ndarray]:
     """Write and mask the sequences of all parts, in order.
 
@@ -140,6 +144,7 @@ def make_batch_arrays(
       num_sequences: sequences of the batch; padding fills the last ones.
       options: the options of the batches.
       tokenizer: the tokenizer of the corpus.
+      progress: part of the run that is over, on which the masking rate depends.
 
     Returns:
       The arrays of `options.BATCH_ARRAYS`.
@@ -171,7 +176,8 @@ def make_batch_arrays(
         batch["example_ids"] = np.minimum(batch["example_ids"], 1)
         batch["position_ids"] = batch["example_ids"] * np.arange(length, dtype=np.int32)
     starts = masking.word_starts(text, segments, tokenizer.is_continuation)
-    counts = _prediction_counts(pairs, options)
+    first, last = options.mlm_probabilities
+    counts = _prediction_counts(pairs, options, first + (last - first) * progress)
     token_draws = draws[:, :length].reshape(-1)[cells]
     entities = None
     if options.masking == "entity":
