@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from data_pipelines.errors import InputError
+
 Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as in Flax
 
 ATTENTION_INITS = ("normal", "local")
@@ -80,6 +82,26 @@ def _frequencies(num_positions: int, num_waves: int) -> np.ndarray:
     ratio = _SHORTEST_WAVELENGTH / (2 * num_positions)
     exponents = np.arange(num_waves) / max(num_waves - 1, 1)
     return 2 * np.pi / _SHORTEST_WAVELENGTH * ratio**exponents
+
+
+def check_extension(name: str, count: int, num_positions: int, method: str) -> None:
+    """Check that `extend_positions` can extend the positions of a model.
+
+    Args:
+      name: name of the model in the error.
+      count: its positions.
+      num_positions: those of the new model.
+      method: see `extend_positions`; "" for none.
+
+    Raises:
+      InputError: the new model has fewer, or has more without a method.
+    """
+    problem = f"model.max_position_embeddings={num_positions}: {name} has {count}."
+    if num_positions < count:
+        raise InputError(f"{problem} Use at least {count}.")
+    if num_positions > count and not method:
+        choices = " or ".join(POSITION_INITS)
+        raise InputError(f"{problem} Set init_positions={choices}, or remove the field.")
 
 
 def extend_positions(table: np.ndarray, num_positions: int, method: str) -> np.ndarray:

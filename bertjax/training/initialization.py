@@ -33,7 +33,7 @@ from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.model.heads import HEADS
-from bertjax.model.initialization import POSITION_INITS, extend_positions
+from bertjax.model.initialization import check_extension, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.workdir.model_records import RECORD_FILES, describe_hub_model
@@ -268,7 +268,7 @@ class PretrainedModel:
         """Extend its position embeddings to those of a new model, and log it.
 
         Args:
-          method: one of `POSITION_INITS`; "" if the numbers of positions must be equal.
+          method: see `extend_positions`; "" if the numbers of positions must be equal.
           model: configuration of the new encoder.
 
         Raises:
@@ -277,12 +277,7 @@ class PretrainedModel:
         count, size = self.bert_config.max_position_embeddings, model.max_position_embeddings
         if size == count or self.bert_config.encoder == "lstm":
             return
-        problem = f"model.max_position_embeddings={size}: {self.path} has {count}."
-        if size < count:
-            raise InputError(f"{problem} Use at least {count}.")
-        if not method:
-            choices = " or ".join(POSITION_INITS)
-            raise InputError(f"{problem} Set init_positions={choices}, or remove the field.")
+        check_extension(str(self.path), count, size, method)
 
         def change(name: str, leaf: np.ndarray) -> np.ndarray:
             is_table = name.endswith("embeddings/position")
