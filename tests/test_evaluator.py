@@ -183,6 +183,18 @@ def test_eval_step_traces_one_forward_pass_in_its_mesh() -> None:
     assert task.objective.traced_in == [AXES]
 
 
+def test_scores_of_a_users_function_are_known_after_an_evaluation_only() -> None:
+    task, sums = StubTask(EIGHT, Numbers("dev", [1] * 8)), {"row_loss": None}
+    task.eval_sets()[0].score_names = ("largest",)
+    config = dataclasses.replace(task.config, best_metric="rows")
+    with pytest.raises(InputError, match="best_metric='rows': is not a score"):
+        check_best_metric(config, task, sums)
+    config = dataclasses.replace(config, metrics="mine:count_rows")
+    assert not check_best_metric(config, task, sums)
+    for name in ("largest", "row_loss"):
+        assert check_best_metric(dataclasses.replace(config, best_metric=name), task, sums)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretraining", *in_test_all(*toy_tasks.KINDS)])
 def test_best_metric_is_any_score_of_the_evaluation_and_nothing_else(kind, toys, corpus) -> None:
@@ -199,7 +211,7 @@ def test_best_metric_is_any_score_of_the_evaluation_and_nothing_else(kind, toys,
         check_best_metric(dataclasses.replace(config, best_metric="nosuch"), task, sums)
     names = str(e.value).partition("Use one of ")[2].rstrip(".").split(", ")
     assert {*names} == {*evaluation.scores}
-    check_best_metric(dataclasses.replace(config, best_metric=names[0]), task, sums)
+    assert check_best_metric(dataclasses.replace(config, best_metric=names[0]), task, sums)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -20,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_outputs import events
 
+from bertjax.config.config import Config
 from bertjax.errors import DivergedError, StoppedError
 from bertjax.steps.histograms import Histogram
+from bertjax.tasks.task import Evaluation
 from bertjax.training import metric_writers, metrics_file, terminal
 from bertjax.training.metric_writers import MetricWriters
 from bertjax.training.metrics_file import (
@@ -49,8 +51,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def make_writers(workdir: pathlib.Path, **options: Any) -> MetricWriters:
-    return MetricWriters(workdir, 100, **options)
+def make_writers(workdir: pathlib.Path, summaries: str = "", **options: Any) -> MetricWriters:
+    return MetricWriters(workdir, Config(steps=100, tensorboard=summaries), **options)
 
 
 def read_raw(workdir: pathlib.Path) -> bytes:
@@ -267,11 +269,16 @@ def test_tensorboard_hides_steps_after_the_start_step(tmp_path: pathlib.Path) ->
     assert [(mark.session_log.status, mark.step) for mark in marks] == [(1, 1), (1, 11)]
 
 
-def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> None:
+def test_tensorboard_shows_examples_and_histograms(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spread = {"a/b": Histogram(np.array([0, 1, 3.0]), np.array([5, 2.0]))}
-    with make_writers(tmp_path) as writers:
-        writers.write_summaries(7, ["a <b>", "c"], spread)
-    _, _, shown = events(tmp_path, "eval")
+    monkeypatch.setattr(metric_writers, "compute_histograms", lambda params: params)
+    evaluations = {"": Evaluation({"loss": 1.0}, examples=["a <b>", "c"])}
+    with make_writers(tmp_path, "examples+parameters") as writers:
+        writers.write_evaluations(7, {}, spread)
+        writers.write_evaluations(7, evaluations, spread)
+    _, _, _, shown = events(tmp_path, "eval")
     text, bars = shown.summary.value
     assert (shown.step, text.tag, bars.tag) == (7, "examples/text_summary", "a/b")
     assert text.metadata.plugin_data.plugin_name == "text"

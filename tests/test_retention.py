@@ -134,11 +134,17 @@ def test_is_best_returns_what_process_0_decides(with_best, monkeypatch) -> None:
         assert with_best.is_best(5, {"f1": 0.1}) == bool(answer)
 
 
-def test_is_best_rejects_an_unknown_score_and_lists_the_scores(with_best) -> None:
+def test_check_best_metric_rejects_an_unknown_score_and_lists_the_scores(with_best) -> None:
+    with_best.check_best_metric({"loss": 1.0, "f1": 0.5})
     with pytest.raises(
         InputError, match=r"best_metric='f1': is not a score .* one of loss, exact\."
     ):
-        with_best.is_best(3, {"loss": 1.0, "exact": 0.5})
+        with_best.check_best_metric({"loss": 1.0, "exact": 0.5})
+
+
+def test_scores_without_best_metric_are_never_the_best(with_best, caplog) -> None:
+    assert not with_best.is_best(3, {"loss": 1.0})
+    assert caplog.messages == ["step 3: best_metric=f1 is not among the scores: not the best."]
 
 
 def test_retention_ignores_a_later_damaged_checkpoint(tmp_path, target) -> None:

@@ -1,5 +1,7 @@
 """Training runs that fail, are rejected, or get a signal during the last save."""
 
+import json
+import logging
 import math
 import signal
 
@@ -9,6 +11,7 @@ from pretraining_runs import make_run_config, params_of
 
 import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
+from bertjax.config.user_functions import import_function
 from bertjax.errors import DivergedError
 from bertjax.tasks import registry
 from bertjax.tasks.pretraining import PretrainingEvalSet
@@ -26,15 +29,33 @@ def test_unknown_best_metric_is_rejected_at_the_start_and_leaves_nothing(corpus,
     assert not list(tmp_path.iterdir())
 
 
+def count_evaluations(evaluation: Evaluation) -> dict[str, float]:
+    return {"evaluations": 1.0}
+
+
 @pytest.mark.slow
-def test_unknown_best_metric_of_unnamed_scores_is_rejected_at_the_first_evaluation(
-    corpus, tmp_path, monkeypatch
+def test_unknown_best_metric_of_unnamed_scores_is_rejected_before_the_first_step(
+    corpus, tmp_path, caplog
 ) -> None:
-    monkeypatch.setattr(PretrainingEvalSet, "score_names", None)
-    with pytest.raises(InputError, match=r"best_metric='f1': is not a score .* Use one of loss, "):
-        make_trainer(make_run_config(corpus, best_metric="f1"), tmp_path).train()
-    assert (tmp_path / "checkpoints" / "00000006" / "scores.json").exists()
-    make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path).train()
+    name = f"{__name__}:count_evaluations"
+    import_function("metrics", name)
+
+    def train(best_metric: str) -> None:
+        make_trainer(
+            make_run_config(corpus, metrics=name, best_metric=best_metric), tmp_path
+        ).train()
+
+    with pytest.raises(
+        InputError,
+        match=r"best_metric='evaluation': is not a score .* Use one of .*, evaluations\.",
+    ):
+        train("evaluation")
+    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "run.json").exists()
+    caplog.set_level(logging.INFO, "bertjax")
+    train("evaluations")
+    assert "evaluating, to find the score best_metric=evaluations." in caplog.messages
+    (scores,) = (tmp_path / "checkpoints").glob("*06/scores.json")
+    assert json.loads(scores.read_text())["evaluations"] == 1
 
 
 def test_best_metric_needs_an_eval_split(corpus, tmp_path, monkeypatch) -> None:

@@ -128,21 +128,29 @@ class Checkpointer:
 
         return int(*distributed.broadcast_from_process_0(find, 1))
 
-    def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Return whether the scores of a step are better than those of all checkpoints before it.
-
-        All processes call it, and process 0 decides. It waits until a save has finished.
-
-        Raises:
-          InputError: `best_metric` is not one of the scores.
-        """
-        if not self.best_metric:
-            return False
+    def check_best_metric(self, scores: Mapping[str, float]) -> None:
+        """Raise InputError if `best_metric` is not one of the scores of an evaluation."""
         if self.best_metric not in scores:
             raise InputError(
                 f"best_metric={self.best_metric!r}: is not a score of this task. Use one of "
                 f"{', '.join(scores)}."
             )
+
+    def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Return whether the scores of a step are better than those of all checkpoints before it.
+
+        All processes call it, and process 0 decides. It waits until a save has finished. Scores
+        without `best_metric` are never better, and a warning.
+        """
+        if not self.best_metric:
+            return False
+        if self.best_metric not in scores:
+            _log.warning(
+                "step %d: best_metric=%s is not among the scores: not the best.",
+                step,
+                self.best_metric,
+            )
+            return False
         self.wait_until_finished()
 
         def decide() -> list[bool]:

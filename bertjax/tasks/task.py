@@ -47,8 +47,8 @@ class Evaluation(NamedTuple):
 class EvalSet(Protocol):
     """A named eval set.
 
-    It may have `score_names`, the names of its evaluation's scores beside the means. Then a
-    `best_metric` that is none of them is rejected before the training. It may generate texts, too:
+    It may have `score_names`, the names of its evaluation's scores beside the means. Without them a
+    run with `best_metric` may have to evaluate before its first step. It may generate texts, too:
     see `GeneratingEvalSet`.
     """
 

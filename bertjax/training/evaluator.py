@@ -254,41 +254,44 @@ def _add_user_scores(
     return evaluation._replace(scores=evaluation.scores | added)
 
 
-def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> None:
+def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> bool:
     """Check that evaluations will have the score `best_metric`.
-
-    Names that an eval set does not tell are known after the first evaluation only; see
-    `Checkpointer.is_best`.
 
     Args:
       config: configuration of the run.
       task: the task with its data.
       sum_names: names of the metric sums of the train step.
 
+    Returns:
+      Whether it is certain. The scores of `metrics`, and those of an eval set without
+      `score_names`, are known after an evaluation only.
+
     Raises:
       InputError: they will not, or there is no eval split.
     """
     metric, eval_sets = config.best_metric, task.eval_sets() if config.best_metric else ()
     if not metric:
-        return
+        return True
     if not eval_sets:
         raise InputError(
             f"best_metric={metric!r}: {config.data['dir']} has no eval split. Leave it out, or "
             "prepare the data with --eval-fraction."
         )
-    if config.metrics:  # its names are not known yet
-        return
-    known = {*sum_names} - {"grad_norm", "nonpad_fraction"}
+    known, is_complete = {*sum_names} - {"grad_norm", "nonpad_fraction"}, not config.metrics
     for eval_set in eval_sets:
-        if (names := getattr(eval_set, "score_names", None)) is None:
-            return
-        shared = names if len(eval_sets) == 1 else {*names} & {*task.primary_metrics}
-        known |= {*shared} | {f"{eval_set.name}/{name}" for name in names if len(eval_sets) > 1}
-    if metric not in known:
+        names: Sequence[str] | None = getattr(eval_set, "score_names", None)
+        if names is None:
+            names, is_complete = (), False
+        if len(eval_sets) == 1:
+            known |= {*names}
+        else:
+            known |= {*names} & {*task.primary_metrics} | {f"{eval_set.name}/{n}" for n in names}
+    if metric not in known and is_complete:
         raise InputError(
             f"best_metric={metric!r}: is not a score of this task. Use one of "
             f"{', '.join(sorted(known))}."
         )
+    return metric in known
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:

@@ -12,8 +12,9 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.errors import StoppedError
-from bertjax.steps.histograms import Histogram
+from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.train_step import Sums
+from bertjax.tasks.task import Evaluation
 from bertjax.training.metrics_file import Metrics, MetricsFile, metrics_path, truncate_metrics
 from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
@@ -35,7 +36,7 @@ class MetricWriters:
 
     Args:
       workdir: directory of the run.
-      total_steps: steps of the run; None with a time budget.
+      config: resolved configuration.
       start_step: step that the run resumes from. Later lines of an earlier process are removed
         from metrics.jsonl and hidden in TensorBoard.
       trackers: further receivers.
@@ -45,13 +46,13 @@ class MetricWriters:
     def __init__(
         self,
         workdir: epath.PathLike,
-        total_steps: int | None,
+        config: Config,
         start_step: int = 0,
         trackers: Sequence[Tracker] = (),
         *,
         active: bool = True,
     ) -> None:
-        workdir = epath.Path(workdir)
+        workdir, self._summaries = epath.Path(workdir), config.tensorboard_summaries
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._last_flush = time.monotonic()
         self._trackers: Sequence[Tracker] = ()
@@ -64,7 +65,7 @@ class MetricWriters:
         workdir.mkdir(parents=True, exist_ok=True)
         truncate_metrics(workdir, start_step)
         file = MetricsFile(metrics_path(workdir))
-        self._terminal = ProgressPrinter(total_steps, sys.stderr)
+        self._terminal = ProgressPrinter(config.total_steps, sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
         self._buffered = [self._tensorboard, file]
         self._outputs = [self._terminal, file, self._tensorboard]
@@ -92,10 +93,22 @@ class MetricWriters:
         for run, values in metrics.items():
             self.write(step, f"{run}/{split}" if run else split, values)
 
-    def write_summaries(
-        self, step: int, examples: Sequence[str], histograms: Mapping[str, Histogram]
+    def write_evaluations(
+        self, step: int, evaluations: Mapping[str, Evaluation], params: Any
     ) -> None:
-        """Show examples and histograms in TensorBoard."""
+        """Log the scores of evaluations by run, and show in TensorBoard what `tensorboard` names.
+
+        Args:
+          step: number of updates.
+          evaluations: evaluations by run, as for `write_runs`; none of them writes nothing.
+          params: parameters that were evaluated.
+        """
+        self.write_runs(step, "eval", {name: e.scores for name, e in evaluations.items()})
+        if not (evaluations and self._summaries):
+            return
+        examples = evaluations[""].examples if "examples" in self._summaries else ()
+        # On all processes: the parameters are sharded.
+        histograms = compute_histograms(params) if "parameters" in self._summaries else {}
         if self._tensorboard:
             self._tensorboard.write_summaries(step, examples, histograms)
 

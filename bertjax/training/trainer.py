@@ -22,7 +22,6 @@ from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.mesh.watchdog import note_progress
-from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.replay import Replay
 from bertjax.steps.step_functions import StepFunctions, TrainSteps
@@ -44,7 +43,6 @@ from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.model_records import RECORD_FILES
 from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
-from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -119,7 +117,8 @@ class Trainer:
         self._replay = Replay(config.replay_every, step_functions)
         self._memory_budget = MemoryBudget(config, task.objective, step_functions, runs.num_runs)
         self._memory_budget.check_state()
-        check_best_metric(config, task, step_functions.state_shapes.metric_sums)
+        sum_names = step_functions.state_shapes.metric_sums
+        self._is_score_known = check_best_metric(config, task, sum_names)
         self._pretrained: PretrainedModel | None = None
         self._teacher, self._init_record_dir = teacher, init_record_dir or self.workdir
         if config.init and not has_checkpoint(self.workdir):
@@ -195,9 +194,7 @@ class Trainer:
         mesh, sharding = self.step_functions.mesh, self.step_functions.batch_sharding
         active = distributed.is_process_0()
         with (
-            MetricWriters(
-                self.workdir, config.total_steps, first, self._trackers, active=active
-            ) as writers,
+            MetricWriters(self.workdir, config, first, self._trackers, active=active) as writers,
             contextlib.closing(Feed(self._runs.train_batches(first), sharding)) as feed,
             Profiler(config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpointer),
@@ -206,6 +203,7 @@ class Trainer:
             constants = self.step_functions.train_constants()
             evaluate = self._runs.compile_evaluator()
             self._memory_budget.check_evaluation()
+            self._find_best_metric(evaluate, state)
             distributed.sync_processes("compiled")  # processes compile at different speeds
             meter = ThroughputMeter(objective, config, mesh, feed, first, self._runs.num_runs)
             log = StepLogger(writers, meter, self._read_metrics, config, first)
@@ -243,10 +241,11 @@ class Trainer:
                         self._divergence.check_state(step, (state.params, state.opt_state))
                         with goodput.measure("evaluation"):
                             evaluations = evaluate(state.params) if evaluates else {}
-                            self._log_evaluations(writers, state, evaluations)
+                            writers.write_evaluations(step, evaluations, state.params)
+                        is_best, scores = False, evaluations[""].scores if evaluations else {}
                         if evaluations:
-                            self._divergence.check_values(step, evaluations[""].scores)
-                        is_best = self._is_best(writers, state, evaluations.get(""))
+                            self._divergence.check_values(step, scores)
+                            is_best = self.checkpointer.is_best(step, scores)
                         ends_early = evaluates and not last and self._ends_early(step, is_best)
                         if is_best or saves or ends_early:
                             self._save(writers, state, evaluations.get(""))
@@ -300,6 +299,20 @@ class Trainer:
             seconds = time.perf_counter() - start
             log_on_process_0(f"compiled in {seconds:.0f} s; a step takes {memory}.")
 
+    def _find_best_metric(
+        self, evaluate: Callable[[Any], Mapping[str, Evaluation]], state: TrainState
+    ) -> None:
+        """Evaluate before the first step if nothing else shows whether `best_metric` is a score.
+
+        Raises:
+          InputError: it is none.
+        """
+        if self._is_score_known or self.checkpointer.best_step():
+            return
+        log_on_process_0(f"evaluating, to find the score best_metric={self.config.best_metric}.")
+        with self._goodput.measure("evaluation"):
+            self.checkpointer.check_best_metric(evaluate(state.params)[""].scores)
+
     def _compiled_step(self, step: int, meter: ThroughputMeter) -> jax.stages.Compiled:
         """Return the compiled function of a step; a ramp-up compiles several batch sizes."""
         batch_size = self.config.rampup.batch_size_at(step - 1)
@@ -349,33 +362,6 @@ class Trainer:
 
     def _check_losses(self, step: int, metrics: Mapping[str, float]) -> None:
         self._divergence.check_values(step, {n: metrics[n] for n in ("loss", "grad_norm")})
-
-    def _log_evaluations(
-        self, writers: MetricWriters, state: TrainState, evaluations: Mapping[str, Evaluation]
-    ) -> None:
-        step, shown = int(state.step), self.config.tensorboard_summaries
-        writers.write_runs(step, "eval", {name: e.scores for name, e in evaluations.items()})
-        if evaluations and shown:
-            examples = evaluations[""].examples if "examples" in shown else ()
-            histograms = compute_histograms(state.params) if "parameters" in shown else {}
-            writers.write_summaries(step, examples, histograms)
-
-    def _is_best(
-        self, writers: MetricWriters, state: TrainState, evaluation: Evaluation | None
-    ) -> bool:
-        """Return whether a state has the best score so far.
-
-        Raises:
-          InputError: `best_metric` is not a score of the task; the state was saved.
-        """
-        if evaluation is None:
-            return False
-        try:
-            return self.checkpointer.is_best(int(state.step), evaluation.scores)
-        except InputError:
-            self._save(writers, state, evaluation)
-            self.checkpointer.wait_until_finished()
-            raise
 
     def _save(
         self, writers: MetricWriters, state: TrainState, evaluation: Evaluation | None
