@@ -15,7 +15,7 @@ general  directory of a corpus of general text, prepared the same: it is replaye
          beside the domain's, so that forgetting shows; none by default
 replay   fraction of the sequences that are general text (0.1)
 objective  mlm: masked LM; mlm_nsp: with next sentence prediction, whose head is new if init has
-         none; clm: the first of two stages, after which init=DIR of it goes on with mlm
+         none; clm: the first of two stages; the second is initialized from it (init=DIR)
 smoke    shrink the run to a minute on a CPU
 
 The learning rate rises again over 6% of the steps and falls to 0; the number of steps is that of

@@ -55,6 +55,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"--input builtin", "--input 'text/*.txt'"),
     (r"--size 2-128", "--size tiny"),
     (r"--vocab-size \d+", "--vocab-size 200"),
+    (r"--add \d+", "--add 20"),
     (r"--topology v(\d\w*):\S+", r"--topology v\1:2x2"),
     (r"--topology (h200|h100|a100)\S*:\S+", r"--topology \1:1"),
     (r"steps='\d+ hours'", "steps='0.02 minutes'"),

@@ -53,6 +53,7 @@ BASE = {
         "paths",
         "rampup",
         "ranges",
+        "schedules",
         "schema",
     },
 }

@@ -173,7 +173,7 @@ def _count_words(
     workers: int | None,
     held_out: bool,
 ) -> Counter[str]:
-    """Return the word counts of the held-out documents, or of all others."""
+    """Return the word counts of the documents for the comparison, or of all others."""
     splitters = wordpiece_splitters(tokenizer.cased, tokenizer.strip_accents)
     if not tokenizer.do_basic_tokenize:
         splitters = str.split, str.split
