@@ -88,12 +88,11 @@ def test_choose_tokens_drops_a_token_that_a_later_one_replaces() -> None:
 
 def test_choose_tokens_makes_no_word_unknown() -> None:
     # With "##bc" the word "abcd" would have no token for "##d" alone.
-    tokens = [*SPECIAL_TOKENS, "a", "x", "##b", "##c", "##cd"]
+    tokens = [*SPECIAL_TOKENS, "a", "x", "y", "##b", "##c", "##cd"]
     tokenizer = WordPieceTokenizer(tokens, cased=False)
-    counts = {"abcd": 2, "xbc": 9}
+    counts = {"abcd": 2, "xbc": 9, "ybc": 9}
     assert count_tokens(counts, tokenizer).unknown == 0
-    chosen = choose_tokens(counts, tokenizer, 1)
-    assert chosen == ["xbc"]
+    assert choose_tokens(counts, tokenizer, 2) == ["xbc", "ybc"]
 
 
 def test_choose_tokens_names_the_largest_number() -> None:
