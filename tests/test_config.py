@@ -65,6 +65,7 @@ def test_load_config_suggests_the_nearest_field(field: str, nearest: str) -> Non
         ({"model": {"num_attention_heads": 7}}, "num_attention_heads"),
         ({"profile": "5"}, "profile='5': is not START:STOP"),
         ({"profile": "9:5"}, "profile='9:5': is not START:STOP"),
+        ({"greater_is_better": False}, "greater_is_better=False: of no score. Set best_metric"),
         ({"tensorboard": "examples+text"}, r"'text' is unknown. Use examples\+parameters"),
     ],
 )

@@ -16,8 +16,9 @@ from random_models import assert_same_params, draw_model
 
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import read_param_shapes
-from bertjax.config.config import Config, MeshConfig, OptimizerSection
+from bertjax.config.config import Config, MeshConfig
 from bertjax.config.distill_config import DistillConfig
+from bertjax.config.optimizer_config import OptimizerSection
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves

@@ -9,7 +9,8 @@ import optax
 import pytest
 from conftest import in_test_all
 
-from bertjax.config.config import Config, MeshConfig, OptimizerSection
+from bertjax.config.config import Config, MeshConfig
+from bertjax.config.optimizer_config import OptimizerSection
 from bertjax.config.user_functions import import_function
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import named_leaves

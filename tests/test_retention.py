@@ -10,7 +10,7 @@ from checkpoint_states import equal, flip_bit, make_state, save, state_target, t
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
-from bertjax.checkpointing.retention import comparable_score, write_scores
+from bertjax.checkpointing.retention import BestMetric, write_scores
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 
@@ -35,8 +35,11 @@ def test_retention_keeps_the_first_checkpoint_after_each_multiple(tmp_path) -> N
 def evaluate(checkpoints: Checkpointer, step: int, scores: dict[str, float]) -> None:
     """Save as a run does after an evaluation; without scores a checkpoint is due anyway."""
 
+    name, greater_is_better = checkpoints.best_metric
+    config = {"best_metric": name, "greater_is_better": greater_is_better}
+
     def write_metadata(path) -> None:
-        (path / "config.json").write_text(json.dumps({"best_metric": checkpoints.best_metric}))
+        (path / "config.json").write_text(json.dumps(config))
         if scores:
             write_scores(path, scores)
 
@@ -45,22 +48,26 @@ def evaluate(checkpoints: Checkpointer, step: int, scores: dict[str, float]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "best"),
+    ("name", "greater_is_better", "values", "best"),
     [
-        ("accuracy", [0.5, 0.7, 0.9, 0.8, 0.6], 3),
-        ("accuracy", [0.9, 0.9, 0.1, math.inf, math.nan], 1),  # the first of equals
-        ("dev/loss", [0.5, 0.7, 0.2, 0.8, 0.6], 3),
-        ("mlm_perplexity", [math.nan, 9, 8, 7, 6], 5),
-        ("mse", [math.inf, 3, -math.inf, 4, 5], 2),
+        ("accuracy", None, [0.5, 0.7, 0.9, 0.8, 0.6], 3),
+        ("accuracy", None, [0.9, 0.9, 0.1, math.inf, math.nan], 1),  # the first of equals
+        ("dev/loss", None, [0.5, 0.7, 0.2, 0.8, 0.6], 3),
+        ("mlm_perplexity", None, [math.nan, 9, 8, 7, 6], 5),
+        ("mse", None, [math.inf, 3, -math.inf, 4, 5], 2),
+        ("regret", False, [0.5, 0.7, 0.2, 0.8, 0.6], 3),
+        ("regret", None, [0.5, 0.7, 0.2, 0.8, 0.6], 4),
+        ("profit_and_loss", True, [0.5, 0.7, 0.2, 0.8, 0.6], 4),
     ],
 )
 def test_retention_keeps_the_best_for_use_and_the_newest_to_resume(
-    name: str, values: list[float], best: int, tmp_path, target
+    name: str, greater_is_better: bool | None, values: list[float], best: int, tmp_path, target
 ) -> None:
+    metric = BestMetric(name, greater_is_better)
     for step, value in enumerate(values, 1):
         # A new object for each evaluation: its state is in the files.
         evaluate(
-            checkpoints := Checkpointer(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
+            checkpoints := Checkpointer(tmp_path / "checkpoints", 1, 0, metric), step, {name: value}
         )
         checkpoints.wait_until_finished()
     evaluate(checkpoints, 6, {})
@@ -80,8 +87,11 @@ def test_retention_keeps_the_best_for_use_and_the_newest_to_resume(
         *((name, 1) for name in ("f1", "accuracy", "dev/exact", "power", "answer", "loss_free")),
     ],
 )
-def test_comparable_score_knows_whether_less_is_better_by_the_name(name, sign) -> None:
-    assert comparable_score(name, {name: 0.5}) == sign * 0.5
+def test_best_metric_knows_whether_less_is_better_by_the_name(name, sign) -> None:
+    assert BestMetric(name).comparable({name: 0.5}) == sign * 0.5
+    for greater_is_better in (True, False):  # whatever the name
+        score = BestMetric(name, greater_is_better).comparable({name: 0.5})
+        assert score == (0.5 if greater_is_better else -0.5)
 
 
 def test_find_checkpoint_returns_the_newest_without_best_metric(tmp_path) -> None:
@@ -98,7 +108,7 @@ def test_find_checkpoint_returns_the_newest_without_best_metric(tmp_path) -> Non
 @pytest.fixture
 def with_best(tmp_path) -> Checkpointer:
     """Checkpoints of steps 1 and 2; the first is the best."""
-    checkpoints = Checkpointer(tmp_path / "checkpoints", best_metric="f1")
+    checkpoints = Checkpointer(tmp_path / "checkpoints", best_metric=BestMetric("f1"))
     evaluate(checkpoints, 1, {"f1": 0.5})
     evaluate(checkpoints, 2, {})
     checkpoints.wait_until_finished()
@@ -144,7 +154,7 @@ def test_check_best_metric_rejects_an_unknown_score_and_lists_the_scores(with_be
 
 def test_scores_without_best_metric_are_never_the_best(with_best, caplog) -> None:
     assert not with_best.is_best(3, {"loss": 1.0})
-    assert caplog.messages == ["step 3: best_metric=f1 is not among the scores: not the best."]
+    assert caplog.messages == ["step 3: best_metric=f1 is not among the scores."]
 
 
 def test_retention_ignores_a_later_damaged_checkpoint(tmp_path, target) -> None:

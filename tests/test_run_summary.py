@@ -58,8 +58,13 @@ def test_summary_of_every_task(kind: str, toys) -> None:
 
 
 def test_summary_names_the_best_checkpoint_by_a_score(corpus) -> None:
-    for name, extreme in (("mlm_loss", "lowest"), ("mlm_accuracy", "highest")):
-        lines = summary_lines(make_run_config(corpus, steps=1000, best_metric=name))
+    for name, greater_is_better, extreme in (
+        ("mlm_loss", None, "lowest"),
+        ("mlm_accuracy", None, "highest"),
+        ("mlm_accuracy", False, "lowest"),
+    ):
+        fields = {"best_metric": name, "greater_is_better": greater_is_better}
+        lines = summary_lines(make_run_config(corpus, steps=1000, **fields))
         assert lines[-1] == f"best      the checkpoint with the {extreme} {name} is kept and used"
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from killable_commands import kill_sweep
 
 from bertjax.cli.sweep import SAMPLERS
-from bertjax.config.config import Config, OptimizerSection
+from bertjax.config.config import Config
+from bertjax.config.optimizer_config import OptimizerSection
 from bertjax.reports.sweep import read_sweep, render_sweep
 from bertjax.sweeps.grid import Trial
 from bertjax.sweeps.search import MedianPruning, Range, Search, parse_range

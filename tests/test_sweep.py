@@ -18,6 +18,7 @@ from killable_commands import kill_sweep
 from random_models import draw_model
 from run_outputs import answers_of, metrics
 
+from bertjax.checkpointing.retention import BestMetric
 from bertjax.cli.sweep import format_results
 from bertjax.config.config import Config
 from bertjax.errors import CommandError
@@ -114,13 +115,14 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(toys) -> None
         trial.name: {"scores": {"accuracy": score}, "failed": score < 0.3}
         for trial, score in zip(trials, scores, strict=True)
     }
-    result = summarize(trials, results, "accuracy")
+    result = summarize(trials, results, BestMetric("accuracy"))
     (point,) = result["points"]
     assert (result["primary_metric"], point["label"]) == ("accuracy", "as configured")
     assert (point["num_runs"], point["num_failed"]) == (4, 1)
     assert (point["min"], point["max"]) == (0.5, 0.9)
     assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
     assert result["best"] == "seed=1"
+    assert summarize(trials, results, BestMetric("accuracy", False))["best"] == "seed=3"
     cells = format_results(result).splitlines()[1].split()
     assert cells[-6:] == ["4", "1", "0.7000", "0.2000", "0.5000", "0.9000"]
 
@@ -131,7 +133,7 @@ def test_summarize_has_no_mean_for_a_point_of_failed_runs(toys) -> None:
         trial.name: {"scores": {"accuracy": score}, "failed": score is None}
         for trial, score in zip(trials, (None, 0.5), strict=True)
     }
-    result = summarize(trials, results, "accuracy")
+    result = summarize(trials, results, BestMetric("accuracy"))
     assert result["points"][0]["mean"] is None and result["best"] == trials[1].name
     assert format_results(result).splitlines()[1].split()[-4:] == ["-"] * 4
 
@@ -140,7 +142,7 @@ def test_summarize_rejects_a_sweep_of_diverged_runs(toys) -> None:
     trials = trials_of(toys, [], 2)
     results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
     with pytest.raises(CommandError, match="no run has a finite accuracy"):
-        summarize(trials, results, "accuracy")
+        summarize(trials, results, BestMetric("accuracy"))
 
 
 @pytest.mark.slow

@@ -43,10 +43,10 @@ from bertjax.checkpointing.integrity import (
     step_of,
 )
 from bertjax.checkpointing.retention import (
-    comparable_score,
-    find_best,
+    NO_METRIC,
+    BestMetric,
     make_preservation_policy,
-    read_best_metric_name,
+    read_best_metric,
     read_info,
     read_scores,
 )
@@ -82,8 +82,7 @@ class Checkpointer:
       directory: local or `gs://`.
       max_to_keep: number of newest checkpoints that are kept.
       keep_period: the first checkpoint at or after each multiple is kept forever; 0 for none.
-      best_metric: score by which the best checkpoint is kept until there is a better one; "" for
-        none.
+      best_metric: score by which the best checkpoint is kept until there is a better one.
       progress_at: progress of the run after a step, in the unit of `keep_period`.
     """
 
@@ -92,12 +91,14 @@ class Checkpointer:
         directory: epath.PathLike,
         max_to_keep: int = 3,
         keep_period: float = 0,
-        best_metric: str = "",
+        best_metric: BestMetric = NO_METRIC,
         progress_at: Callable[[int], float] = float,
     ) -> None:
         self.directory = absolute_path(directory)
         self.best_metric = best_metric
-        self._policy = make_preservation_policy(max_to_keep, keep_period, progress_at, best_metric)
+        self._policy = make_preservation_policy(
+            max_to_keep, keep_period, progress_at, bool(best_metric.name)
+        )
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
@@ -115,24 +116,24 @@ class Checkpointer:
         The best comes first if the run keeps it, then the newest.
         """
         steps = self.all_steps()
-        name = read_best_metric_name(self.path(steps[-1])) if steps else ""
-        best = find_best(name, map(self.path, steps))
+        metric = read_best_metric(self.path(steps[-1])) if steps else NO_METRIC
+        best = metric.find_best(map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
 
     def best_step(self) -> int:
         """Return the step of the best checkpoint, 0 without one; process 0 decides for all."""
 
         def find() -> list[int]:
-            best = find_best(self.best_metric, map(self.path, self.all_steps()))
+            best = self.best_metric.find_best(map(self.path, self.all_steps()))
             return [0 if best is None else int(best.name)]
 
         return int(*distributed.broadcast_from_process_0(find, 1))
 
     def check_best_metric(self, scores: Mapping[str, float]) -> None:
         """Raise InputError if `best_metric` is not one of the scores of an evaluation."""
-        if self.best_metric not in scores:
+        if self.best_metric.name not in scores:
             raise InputError(
-                f"best_metric={self.best_metric!r}: is not a score of this task. Use one of "
+                f"best_metric={self.best_metric.name!r}: is not a score of this task. Use one of "
                 f"{', '.join(scores)}."
             )
 
@@ -142,19 +143,15 @@ class Checkpointer:
         All processes call it, and process 0 decides. It waits until a save has finished. Scores
         without `best_metric` are never better, and a warning.
         """
-        if not self.best_metric:
+        name, score = self.best_metric.name, self.best_metric.comparable
+        if not name:
             return False
-        if self.best_metric not in scores:
-            _log.warning(
-                "step %d: best_metric=%s is not among the scores: not the best.",
-                step,
-                self.best_metric,
-            )
+        if name not in scores:
+            _log.warning("step %d: best_metric=%s is not among the scores.", step, name)
             return False
         self.wait_until_finished()
 
         def decide() -> list[bool]:
-            score = functools.partial(comparable_score, self.best_metric)
             earlier = [read_scores(self.path(other)) for other in self.all_steps() if other < step]
             return [score(scores) > max(map(score, earlier), default=-math.inf)]
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
@@ -35,32 +35,47 @@ def read_scores(checkpoint: epath.Path) -> dict[str, float]:
     return _read_json(checkpoint / SCORES_FILE, {str: float})
 
 
-def read_best_metric_name(checkpoint: epath.Path) -> str:
-    """Return `best_metric` of the checkpoint's configuration; "" if its run keeps no best one."""
-    name: str = _read_json(checkpoint / "config.json", {"best_metric": str}).get("best_metric", "")
-    return name
+class BestMetric(NamedTuple):
+    """The score that checkpoints and runs are compared by.
+
+    Attributes:
+      name: name of the score; "" for none.
+      greater_is_better: None decides by the name: less is better of losses, errors, distances, wer
+        and cer.
+    """
+
+    name: str = ""
+    greater_is_better: bool | None = None
+
+    @property
+    def is_minimized(self) -> bool:
+        """True if less is better."""
+        if self.greater_is_better is None:
+            return bool(_LOWER_IS_BETTER.search(self.name))
+        return not self.greater_is_better
+
+    def comparable(self, scores: Mapping[str, float]) -> float:
+        """Return the score such that more is better; -inf if it is missing or not finite."""
+        value = scores.get(self.name, math.nan)
+        if not math.isfinite(value):
+            return -math.inf
+        return -value if self.is_minimized else value
+
+    def find_best(self, checkpoints: Iterable[epath.Path]) -> epath.Path | None:
+        """Return the best checkpoint, the first of equals; None if none has the score."""
+        scores = {path: self.comparable(read_scores(path)) for path in checkpoints if self.name}
+        best = max(scores, key=lambda path: scores[path], default=None)
+        return best if best is not None and scores[best] > -math.inf else None
 
 
-def comparable_score(name: str, scores: Mapping[str, float]) -> float:
-    """Return a score such that more is better; -inf if it is missing or not finite."""
-    value = scores.get(name, math.nan)
-    if not math.isfinite(value):
-        return -math.inf
-    return -value if lower_is_better(name) else value
+NO_METRIC = BestMetric()
 
 
-def lower_is_better(name: str) -> bool:
-    """Return whether less is better of a score: of losses, errors, distances, wer and cer."""
-    return bool(_LOWER_IS_BETTER.search(name))
-
-
-def find_best(name: str, checkpoints: Iterable[epath.Path]) -> epath.Path | None:
-    """Return the best checkpoint by a score, the first of equals; None if none has the score."""
-    scores = (
-        {path: comparable_score(name, read_scores(path)) for path in checkpoints} if name else {}
-    )
-    best = max(scores, key=lambda path: scores[path], default=None)
-    return best if best is not None and scores[best] > -math.inf else None
+def read_best_metric(checkpoint: epath.Path) -> BestMetric:
+    """Return the score in the checkpoint's configuration, by which its run keeps the best one."""
+    schema = {"best_metric": str, "greater_is_better?": bool}
+    config = _read_json(checkpoint / "config.json", schema)
+    return BestMetric(config.get("best_metric", ""), config.get("greater_is_better"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +113,15 @@ class KeepPeriod(checkpoint_managers.PreservationPolicy):
 
 
 def make_preservation_policy(
-    max_to_keep: int, keep_period: float, progress_at: Callable[[int], float], best_metric: str
+    max_to_keep: int, keep_period: float, progress_at: Callable[[int], float], keeps_best: bool
 ) -> checkpoint_managers.PreservationPolicy:
-    """Return the policy of a run; see `Checkpointer` for the arguments."""
+    """Return the policy of a run, which may keep the best; see `Checkpointer` for the others."""
     policies: list[checkpoint_managers.PreservationPolicy] = [
         checkpoint_managers.LatestN(max_to_keep)
     ]
     if keep_period:
         policies.append(KeepPeriod(keep_period, progress_at))
-    if best_metric:
+    if keeps_best:
         # Orbax keeps the last of equals; the negative step makes the first one the best.
         policies.append(
             checkpoint_managers.BestN(
@@ -118,9 +133,9 @@ def make_preservation_policy(
     return checkpoint_managers.AnyPreservationPolicy(policies)
 
 
-def read_info(step: int, path: epath.Path, best_metric: str) -> CheckpointInfo:
+def read_info(step: int, path: epath.Path, best_metric: BestMetric) -> CheckpointInfo:
     """Return a finished checkpoint for the policy; without metrics if it has no such score."""
-    score = comparable_score(best_metric, read_scores(path)) if best_metric else -math.inf
+    score = best_metric.comparable(read_scores(path)) if best_metric.name else -math.inf
     return CheckpointInfo(step, {"rank": (score, -step)} if score > -math.inf else None)
 
 

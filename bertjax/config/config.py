@@ -11,7 +11,7 @@ from bertjax.config.distill_config import DistillConfig
 from bertjax.config.durations import SECONDS_PER_UNIT, Duration
 from bertjax.config.extraction_options import ExtractionOptions
 from bertjax.config.init_fields import check_init_fields
-from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
+from bertjax.config.optimizer_config import OptimizerConfig, OptimizerSection
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.decoder.options import DecodingOptions
 from data_pipelines.errors import InputError
@@ -49,21 +49,6 @@ class MeshConfig:
     )
     tensor: int = field(
         1, "tensor parallelism: shards of each layer's matrices; divides the devices of a process"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerSection(OptimizerFields):
-    """The optimizer and its learning rate schedule."""
-
-    warmup: Duration = field("1%", "warm-up: time in which the learning rate rises")
-    decay_steps: Duration = field(
-        0,
-        "end of the schedule, where the learning rate is 0; 0 for the end of the run; later than "
-        "that if another run continues from this one's parameters",
-    )
-    cooldown: Duration = field(
-        0, 'cool-down of schedule "wsd": time in which the learning rate falls'
     )
 
 
@@ -124,6 +109,11 @@ class Config:
     best_metric: str = field(
         "", 'a score of evaluations; the best checkpoint by it is kept and used; "" for none'
     )
+    greater_is_better: bool | None = field(
+        None,
+        "direction of `best_metric`; None for that of its name: less is better if it ends in loss, "
+        "perplexity, mse, mae, error, error_rate, distance, wer or cer",
+    )
     early_stopping: int = field(
         0, "evaluations without a better `best_metric` after which the run ends; 0 for never"
     )
@@ -180,7 +170,7 @@ class Config:
     )
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: OptimizerSection = dataclasses.field(default_factory=OptimizerSection)
     distill: DistillConfig = dataclasses.field(default_factory=DistillConfig)
     decoding: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
     extraction: ExtractionOptions = dataclasses.field(default_factory=ExtractionOptions)
@@ -199,6 +189,10 @@ class Config:
             self.model.num_hidden_layers,
         )
         self.profile_steps()
+        if self.greater_is_better is not None and not self.best_metric:
+            raise InputError(
+                f"greater_is_better={self.greater_is_better}: of no score. Set best_metric."
+            )
         if unknown := self.tensorboard_summaries - TENSORBOARD_SUMMARIES:
             raise InputError(
                 f"tensorboard={self.tensorboard!r}: {min(unknown)!r} is unknown. Use "

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from bertjax.config.durations import Duration
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
@@ -46,6 +47,21 @@ class OptimizerFields:
     )
     frozen_layers: int = field(
         0, "number of the encoder's lowest blocks that are not trained, with the embeddings"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSection(OptimizerFields):
+    """The optimizer and its learning rate schedule."""
+
+    warmup: Duration = field("1%", "warm-up: time in which the learning rate rises")
+    decay_steps: Duration = field(
+        0,
+        "end of the schedule, where the learning rate is 0; 0 for the end of the run; later than "
+        "that if another run continues from this one's parameters",
+    )
+    cooldown: Duration = field(
+        0, 'cool-down of schedule "wsd": time in which the learning rate falls'
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.checkpointing.retention import comparable_score
+from bertjax.checkpointing.retention import NO_METRIC, BestMetric
 from bertjax.config.config import Config
 from bertjax.errors import CommandError
 from bertjax.mesh import distributed
@@ -124,7 +124,7 @@ class SweepRunner:
 
     Attributes:
       num_parallel: runs that are trained at once.
-      primary_metric: score that runs are compared by; "" before the first training.
+      primary_metric: score that runs are compared by; without a name before the first training.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SweepRunner:
         self._base_config, self._state, self._lock = base_config, state, lock
         self._num_runs, self._prunes = num_runs, prunes
         self.num_parallel = runs_per_device * jax.device_count()
-        self.primary_metric = ""
+        self.primary_metric = NO_METRIC
         # The last shape, which the next runs of a search may have, with its program.
         self._task: tuple[str, Task] | None = None
         self._program: _Program | None = None
@@ -155,9 +155,8 @@ class SweepRunner:
         for shape, group in group_by_shape(trials).items():
             task = self._load_task(shape, group)
             self._state.check_data(group, task)
-            self.primary_metric = self.primary_metric or _choose_primary_metric(
-                task, group[0].config
-            )
+            if not self.primary_metric.name:
+                self.primary_metric = _choose_primary_metric(task, group[0].config)
             results = self._state.results
             remaining = [trial for trial in group if trial.name not in results]
             if remaining:
@@ -209,7 +208,7 @@ class SweepRunner:
         ) -> bool:
             curves = _comparable_curves(directory, names, self.primary_metric, step)
             for name, scores in latest.items():  # a bucket gets them later
-                curves[name][step] = comparable_score(self.primary_metric, scores)
+                curves[name][step] = self.primary_metric.comparable(scores)
             return all(curves[name] and median.is_pruned(curves[name]) for name in names)
 
         return pruning
@@ -251,12 +250,12 @@ def _make_step_functions(
 
 
 def _comparable_curves(
-    directory: epath.Path, names: Sequence[str], primary_metric: str, last: int
+    directory: epath.Path, names: Sequence[str], primary_metric: BestMetric, last: int
 ) -> dict[str, dict[int, float]]:
     """Return run -> step -> its primary metric, the larger the better, up to a step."""
     return {
         name: {
-            step: comparable_score(primary_metric, scores)
+            step: primary_metric.comparable(scores)
             for step, scores in curve.items()
             if step <= last
         }
@@ -267,7 +266,7 @@ def _comparable_curves(
 def _record(
     trainer: Trainer,
     trials: Sequence[Trial],
-    primary_metric: str,
+    primary_metric: BestMetric,
     state: SweepState,
     base_config: Config,
     prunes: bool,
@@ -277,9 +276,9 @@ def _record(
     by_step = read_scores(trainer.workdir, names)
     last = max(by_step[names[0]])  # parallel runs end together
     scores = [by_step[name][last] for name in names]
-    if primary_metric not in scores[0]:
+    if primary_metric.name not in scores[0]:
         raise InputError(
-            f"best_metric={primary_metric!r}: is not a score of this task. Use one of "
+            f"best_metric={primary_metric.name!r}: is not a score of this task. Use one of "
             f"{', '.join(sorted(scores[0]))}."
         )
     results: dict[str, dict[str, Any]] = {
@@ -297,7 +296,7 @@ def _record(
             finite = {str(k): v if math.isfinite(v) else None for k, v in curve.items()}
             results[name] |= {"curve": finite} | ({"pruned_at": last} if last < total else {})
     comparable = [
-        comparable_score(primary_metric, run_scores)
+        primary_metric.comparable(run_scores)
         if all(map(math.isfinite, run_scores.values()))  # an accuracy of NaN outputs is finite
         else -math.inf
         for run_scores in scores
@@ -317,25 +316,25 @@ def _record(
     distributed.sync_processes("parallel runs")
 
 
-def _comparable_recorded_score(name: str, scores: Mapping[str, float | None]) -> float:
-    """Return `comparable_score` of recorded scores; -inf if one is None, which is not finite."""
+def _comparable_recorded_score(metric: BestMetric, scores: Mapping[str, float | None]) -> float:
+    """Return the comparable one of recorded scores; -inf if one is None, which is not finite."""
     if None in scores.values():
         return -math.inf
-    return comparable_score(name, {key: value or 0.0 for key, value in scores.items()})
+    return metric.comparable({key: value or 0.0 for key, value in scores.items()})
 
 
-def _choose_primary_metric(task: Task, config: Config) -> str:
+def _choose_primary_metric(task: Task, config: Config) -> BestMetric:
     """Return the score that runs are compared by."""
     name = config.best_metric or next(iter(task.primary_metrics), "")
     if not name:
         raise InputError(
             f"task={config.task}: there is no score to compare runs by. Set best_metric."
         )
-    return name
+    return BestMetric(name, config.greater_is_better)
 
 
 def summarize(
-    trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], primary_metric: str
+    trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], primary_metric: BestMetric
 ) -> dict[str, Any]:
     """Return the content of `sweep.json`.
 
@@ -351,17 +350,18 @@ def summarize(
     Raises:
       CommandError: no run has a finite score.
     """
+    name = primary_metric.name
     comparable = {
-        name: -math.inf
+        run_name: -math.inf
         if "pruned_at" in run
         else _comparable_recorded_score(primary_metric, run["scores"])
-        for name, run in results.items()
+        for run_name, run in results.items()
     }
     points = []
     for label in dict.fromkeys(trial.label for trial in trials):
         runs = [results[trial.name] for trial in trials if trial.label == label]
         complete = [run for run in runs if not (run["failed"] or "pruned_at" in run)]
-        scores = [run["scores"][primary_metric] for run in complete]
+        scores = [run["scores"][name] for run in complete]
         points.append(
             {
                 "label": label,
@@ -375,9 +375,9 @@ def summarize(
         )
     best = max(comparable, key=comparable.__getitem__)
     if comparable[best] == -math.inf:
-        raise CommandError(f"no run has a finite {primary_metric}: lower optimizer.learning_rate.")
+        raise CommandError(f"no run has a finite {name}: lower optimizer.learning_rate.")
     all_runs = [
         {"name": trial.name, "point": trial.label, "seed": trial.config.seed, **results[trial.name]}
         for trial in trials
     ]
-    return {"primary_metric": primary_metric, "points": points, "best": best, "runs": all_runs}
+    return {"primary_metric": name, "points": points, "best": best, "runs": all_runs}

@@ -29,7 +29,8 @@ PROPOSALS_FILE = "proposals.json"  # in the workdir of a search
 DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
 # Fields that may change when a sweep is resumed. These two decide the scores and the best run.
-_RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric", "metrics"}
+_RANKING_FIELDS = {"eval_batches", "best_metric", "greater_is_better", "metrics"}
+_RESUMABLE_FIELDS = RESUMABLE_FIELDS - _RANKING_FIELDS
 # Of an entry; its other keys are the outcome.
 _RUN_KEYS = ("config", "data_fingerprint", "logits_digest", "curve")
 

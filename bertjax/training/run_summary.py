@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from bertjax.checkpointing.retention import lower_is_better
+from bertjax.checkpointing.retention import BestMetric
 from bertjax.config.config import Config
 from bertjax.config.user_functions import USER_FUNCTIONS
 from bertjax.mesh.device_mesh import bfloat16_warning, num_batch_shards
@@ -55,7 +55,8 @@ def summarize_run(
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
     }
     if name := config.best_metric:
-        extreme = "lowest" if lower_is_better(name) else "highest"
+        metric = BestMetric(name, config.greater_is_better)
+        extreme = "lowest" if metric.is_minimized else "highest"
         lines["best"] = f"the checkpoint with the {extreme} {name} is kept and used"
     dtype_warning = bfloat16_warning(config.model.dtype, step_functions.mesh.devices.flat[0])
     warnings = [*config_warnings(config, task), *filter(None, [dtype_warning])]

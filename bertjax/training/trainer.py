@@ -15,6 +15,7 @@ from etils import epath
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.divergence import DivergenceCheck
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
+from bertjax.checkpointing.retention import BestMetric
 from bertjax.config.config import Config
 from bertjax.errors import StoppedError
 from bertjax.faults import fault_point
@@ -138,7 +139,7 @@ class Trainer:
             self.workdir / "checkpoints",
             config.max_to_keep,
             int(config.keep_period) if keep_seconds is None else keep_seconds,
-            config.best_metric,
+            BestMetric(config.best_metric, config.greater_is_better),
             float if keep_seconds is None else self._elapsed_seconds,
         )
         self._divergence = DivergenceCheck(self.checkpointer, runs.standalone)

@@ -35,6 +35,7 @@ RESUMABLE_FIELDS = {
     "eval_batches",
     "eval_every",
     "gradient_accumulation_steps",
+    "greater_is_better",
     "keep_period",
     "log_every",
     "max_to_keep",
