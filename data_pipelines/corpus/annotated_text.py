@@ -139,15 +139,15 @@ def make_encoder(
 
     def encode(documents: list[AnnotatedText]) -> tuple[np.ndarray, bytes]:
         bounds = [_sentence_bounds(document) for document in documents]
-        pieces, is_span = [], []
-        counts = []  # pieces of each sentence
+        segments, is_span = [], []
+        counts = []  # segments of each sentence
         for document, sentences in zip(documents, bounds, strict=True):
             for sentence in sentences:
-                parts = list(_pieces(document, *sentence))
-                pieces += [text for text, _ in parts]
+                parts = list(_segments(document, *sentence))
+                segments += [text for text, _ in parts]
                 is_span += [marked for _, marked in parts]
                 counts.append(len(parts))
-        tokens, lengths = encoder(pieces)
+        tokens, lengths = encoder(segments)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = np.cumsum([0, *counts])
         _check_words(documents, bounds, tokens, ends[first], encoder)
@@ -181,7 +181,7 @@ def _sentence_bounds(document: AnnotatedText) -> list[tuple[int, int]]:
     return bounds
 
 
-def _pieces(document: AnnotatedText, start: int, end: int) -> Iterator[tuple[str, bool]]:
+def _segments(document: AnnotatedText, start: int, end: int) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a sentence within and between spans, and whether each is a span."""
     text = _LINE_END.sub(" ", document.text[start:end])
     at = start
