@@ -15,6 +15,7 @@ import joint_task
 import numpy as np
 import pytest
 from conftest import sample_vocabulary
+from jax import export
 from processes import Command, run
 from random_models import draw_model
 from run_outputs import metrics
@@ -162,7 +163,16 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     assert "bertjax_label_sets" not in result.stderr
     result = run("export", *arguments[:3], "onnx", "--output", tmp_path / "onnx", *TASK)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "onnx" / "model.onnx").exists()
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "onnx" / "model.onnx")
+    ids = np.array([[2, 40, 41, 42, 3], [2, 43, 3, 0, 0]], np.int32)
+    arrays = [ids, np.zeros_like(ids), (ids > 0).astype(np.int32)]
+    outputs = export.deserialize(program.read_bytes()).call(*arrays)
+    names = [spec["name"] for spec in metadata["inputs"]]
+    wide = (array.astype(np.int64) for array in arrays)
+    found = session.run([*outputs], dict(zip(names, wide, strict=True)))
+    for logits, expected in zip(found, outputs.values(), strict=True):
+        real = ids > 0 if logits.ndim == 3 else slice(None)
+        np.testing.assert_allclose(logits[real], expected[real], rtol=1e-4, atol=1e-4)
     # A run that begins from the export knows its labels, in its order.
     task = joint_task.JointTask(load(folder, init=exported))
     assert task.labels == model.labels

@@ -7,6 +7,9 @@ import pathlib
 import sys
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_tasks
@@ -22,8 +25,10 @@ from bertjax.formats import huggingface
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.export import onnx_model
 from bertjax.inference.export.onnx_model import write_onnx
-from bertjax.inference.export.program import Source
+from bertjax.inference.export.program import Source, make_batch
 from bertjax.model import heads
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.layers import ACTIVATIONS
 from bertjax.tasks.finetuning import FinetuningObjective
 from data_pipelines.errors import InputError
@@ -33,7 +38,7 @@ onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 from bertjax.inference.export.onnx_graph import make_onnx_model  # noqa: E402 (imports onnx)
 
-METHODS = ["fill_mask", "answer", "classify", "tag", "choose", "encode"]
+METHODS = ["fill_mask", "answer", "classify", "tag", "choose", "encode"]  # `transformers` has them
 LOAD = """
 import onnxruntime
 session = onnxruntime.InferenceSession("exported/model.onnx")
@@ -145,9 +150,72 @@ def test_fields_of_training_do_not_matter() -> None:
     assert proto == expected
 
 
-def test_unknown_heads_parameters_and_objectives_are_rejected(monkeypatch) -> None:
-    with pytest.raises(InputError, match=r"^head 'answer_spans': the ONNX format does not"):
-        make_onnx_model(Source(draw("answer_spans"), None))
+class Perceptron(nn.Module):
+    """A head of a user: two layers with LayerNorm, and a part of the mean of all tokens."""
+
+    sorts: bool = False
+    reads: str = "example_ids"
+
+    @nn.compact
+    def __call__(self, x, batch, word):
+        hidden = nn.gelu(nn.Dense(24)(x), approximate=False)
+        hidden = nn.LayerNorm()(jnp.sort(hidden) if self.sorts else hidden)
+        if x.shape[1] != 1:  # not pooled
+            is_token = batch[self.reads][..., None] > 0
+            hidden += jnp.mean(hidden, axis=1, where=is_token, keepdims=True)
+        return nn.Dense(4)(hidden)
+
+
+def register(monkeypatch, name: str, **fields: object) -> None:
+    """Register a head of several layers, of tokens or of texts."""
+    record = heads.HEADS["sequence_classification" if "texts" in name else "token_classification"]
+    module = functools.partial(make_perceptron, **fields)
+    monkeypatch.setitem(heads.HEADS, name, dataclasses.replace(record, name=name, module=module))
+
+
+def make_perceptron(config: BertConfig, name: str, **fields: Any) -> Perceptron:
+    return Perceptron(**fields, name=name)
+
+
+@pytest.mark.parametrize("name", ["of_tokens", "of_texts"])
+def test_heads_of_several_layers_match_bertjax(name: str, monkeypatch) -> None:
+    register(monkeypatch, name)
+    parts = (name, "answer_boundaries") if name == "of_tokens" else ("pooler", name)
+    shape = dataclasses.replace(SHAPE, dtype="bfloat16")  # exports compute in float32
+    model = draw_model(shape, None, *parts)
+    proto, signature = make_onnx_model(Source(model, None))
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    parts = tuple(part for part in parts if part in heads.HEADS)
+    apply = jax.jit(functools.partial(BertWithHeads(SHAPE, parts).apply, deterministic=True))
+    for batch in draw_batches(with_masks=False).values():
+        arrays = make_batch(signature.inputs, tuple(map(jnp.asarray, batch.values())))
+        expected = apply({"params": model.params}, arrays)
+        outputs = dict(zip(expected, session.run([*expected], as_inputs(batch)), strict=True))
+        real = batch["attention_mask"] > 0
+        for head in parts:
+            output, logits = outputs[f"{head}_logits"], np.asarray(expected[f"{head}_logits"])
+            if head == "of_texts":
+                logits = logits[:, 0]
+            elif head == "of_tokens":
+                output, logits = output[real], logits[real]
+            else:  # spans of one token
+                output, logits = output[real][:, 0], logits[real][:, 0]
+            np.testing.assert_allclose(output, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_operations_and_arrays_of_heads_that_onnx_lacks_are_rejected(monkeypatch) -> None:
+    register(monkeypatch, "sorted", sorts=True)
+    register(monkeypatch, "labels", reads="token_labels")
+    for name, message in (
+        ("sorted", "^head 'sorted': operation sort: the ONNX format does not support it. Use --to"),
+        ("labels", "^array 'token_labels': a head reads it of a batch, and an export has not got"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_onnx_model(Source(draw_model(SHAPE, None, name), None))
+
+
+def test_unknown_parameters_and_objectives_are_rejected(monkeypatch) -> None:
     model = draw("mlm")
     model.params["encoder"]["blocks"]["adapter"] = {"kernel": np.zeros((2, 64, 8), np.float32)}
     with pytest.raises(InputError, match=r"^module 'encoder/blocks/adapter': the ONNX format"):
@@ -184,7 +252,7 @@ def test_models_above_the_limit_of_a_file_are_rejected(tmp_path, monkeypatch) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fill_mask", *in_test_all(*METHODS[1:])])
+@pytest.mark.parametrize("method", ["fill_mask", "extract_answers", *in_test_all(*METHODS[1:])])
 def test_onnx_model_runs_with_onnxruntime_alone(method, tmp_path) -> None:
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "onnx", "--output", tmp_path / "exported"]

@@ -2,17 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.export.onnx_builder import Graph
+from bertjax.inference.export.onnx_heads import add_head
 from bertjax.inference.export.program import ArraySpec, Signature, Source, signature_inputs
-from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.heads import HEADS, LinearHead, MaskedLMHead
+from bertjax.model.heads import HEADS, LinearHead
 from bertjax.steps.objective import Objective
 from bertjax.tasks import registry
 from bertjax.version import __version__
@@ -45,8 +46,8 @@ def make_onnx_model(source: Source) -> tuple[onnx.ModelProto, Signature]:
     model, heads = source.model, source.heads
     _check_supported(source)
     inputs = signature_inputs(heads)
-    graph = _Graph(model.params)
-    outputs = _add_outputs(graph, model.config, heads)
+    graph = Graph(model.params)
+    outputs = _add_outputs(graph, model, heads, inputs)
     if unread := sorted(graph.params.keys() - graph.read):
         module = unread[0].rpartition("/")[0]
         if module.partition("/")[0] != "pooler":  # of an encoder, which returns all tokens
@@ -80,11 +81,6 @@ def _check_supported(source: Source) -> None:
             raise InputError(
                 f"model.{field.name}={value!r}: the ONNX format does not support it. {_FIX}"
             )
-    for name in source.heads:
-        module = HEADS[name].module(config, name=name)
-        is_linear = type(module) is LinearHead and not HEADS[name].positions_key
-        if not is_linear and type(module) is not MaskedLMHead:
-            raise InputError(f"head {name!r}: the ONNX format does not support it. {_FIX}")
     if source.config is not None and (task := source.config.task) not in registry.TASKS:
         objective = registry.find_task(task).objective_class
         if objective.apply is not Objective.apply:
@@ -94,68 +90,10 @@ def _check_supported(source: Source) -> None:
             )
 
 
-class _Graph:
-    """A graph that grows by operators.
-
-    Attributes:
-      params: parameters by name.
-      read: names of those that operators read.
-      nodes: operators in the order of their computation.
-      initializers: constants and parameters.
-    """
-
-    def __init__(self, params: Mapping[str, Any]) -> None:
-        self.params: dict[str, np.ndarray] = dict(named_leaves(params))
-        self.read: set[str] = set()
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-
-    def add(self, operator_name: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add an operator and return the name of its output, chosen by default."""
-        output = output or f"{operator_name.lower()}_{len(self.nodes)}"
-        name = f"{operator_name}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator_name, inputs, [output], name, **attributes))
-        return output
-
-    def constant(self, value: Any) -> str:
-        """Return the name of a new constant."""
-        name = f"constant_{len(self.initializers)}"
-        self.initializers.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        """Return the name of a new vector of int64."""
-        return self.constant(np.array(values, np.int64))
-
-    def param(self, name: str, layer: int | None = None) -> str:
-        """Return the name of a parameter, of one layer if it is stacked over layers."""
-        array = np.asarray(self.params[name], np.float32)
-        initializer = name
-        if layer is not None:
-            array, initializer = array[layer], name.replace("blocks", f"blocks/{layer}")
-        if name not in self.read or layer is not None:
-            self.initializers.append(numpy_helper.from_array(array, initializer))
-        self.read.add(name)
-        return initializer
-
-    def dense(self, x: str, name: str, layer: int | None = None, output: str = "") -> str:
-        """Return x times a kernel plus a bias."""
-        product = self.add("MatMul", x, self.param(f"{name}/kernel", layer))
-        return self.add("Add", product, self.param(f"{name}/bias", layer), output=output)
-
-    def layer_norm(self, x: str, name: str, eps: float, layer: int | None = None) -> str:
-        """Return the normalized vectors."""
-        params = (self.param(f"{name}/{leaf}", layer) for leaf in ("scale", "bias"))
-        return self.add("LayerNormalization", x, *params, epsilon=eps)
-
-    def activation(self, x: str, name: str) -> str:
-        """Return an activation of `bertjax.model.layers.ACTIVATIONS`."""
-        if name == "relu":
-            return self.add("Relu", x)
-        return self.add("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
-
-
-def _add_outputs(graph: _Graph, config: BertConfig, heads: Sequence[str]) -> tuple[ArraySpec, ...]:
+def _add_outputs(
+    graph: Graph, model: NumpyModel, heads: Sequence[str], inputs: Sequence[ArraySpec]
+) -> tuple[ArraySpec, ...]:
+    config = model.config
     if not heads:
         _add_encoder(graph, config, output="last_hidden_state")
         return (ArraySpec("last_hidden_state", ("b", "t", config.hidden_size)),)
@@ -172,13 +110,18 @@ def _add_outputs(graph: _Graph, config: BertConfig, heads: Sequence[str]) -> tup
             outputs.append(ArraySpec(output, ("b", "m", config.vocab_size)))
             continue
         is_pooled = HEADS[name].pooled
-        graph.dense(pooled if is_pooled else hidden, name, output=output)
+        vectors = pooled if is_pooled else hidden
+        is_linear = type(HEADS[name].module(config, name=name)) is LinearHead
+        if not is_linear or HEADS[name].positions_key:
+            outputs.append(add_head(graph, model, name, vectors, inputs, _FIX))
+            continue
+        graph.dense(vectors, name, output=output)
         size = graph.params[f"{name}/bias"].shape[0]
         outputs.append(ArraySpec(output, ("b", size) if is_pooled else ("b", "t", size)))
     return tuple(outputs)
 
 
-def _add_encoder(graph: _Graph, config: BertConfig, output: str = "") -> str:
+def _add_encoder(graph: Graph, config: BertConfig, output: str = "") -> str:
     """Add the encoder; return the name of its vectors [b, t, H]."""
     table = "encoder/embeddings"
     length = graph.add("Shape", "input_ids", start=1, end=2)
@@ -202,7 +145,7 @@ def _add_encoder(graph: _Graph, config: BertConfig, output: str = "") -> str:
     return graph.add("Identity", x, output=output) if output else x
 
 
-def _add_mask(graph: _Graph) -> str:
+def _add_mask(graph: Graph) -> str:
     """Add the mask as a summand of scores; return its name [b, 1, 1, t]."""
     is_token = graph.add("Greater", "attention_mask", graph.constant(np.int64(0)))
     is_token = graph.add("Unsqueeze", is_token, graph.ints(1, 2))
@@ -210,7 +153,7 @@ def _add_mask(graph: _Graph) -> str:
     return graph.add("Where", is_token, graph.constant(np.float32(0)), lowest)
 
 
-def _add_attention(graph: _Graph, config: BertConfig, x: str, mask: str, layer: int) -> str:
+def _add_attention(graph: Graph, config: BertConfig, x: str, mask: str, layer: int) -> str:
     """Add self-attention of x [b, t, H]; return the name of its output [b, t, H]."""
     module, head_size = "encoder/blocks/attention", config.hidden_size // config.num_attention_heads
     # In a shape 0 copies the size of the input.
@@ -229,7 +172,7 @@ def _add_attention(graph: _Graph, config: BertConfig, x: str, mask: str, layer: 
     return graph.dense(context, f"{module}/output", layer)
 
 
-def _add_masked_lm(graph: _Graph, config: BertConfig, hidden: str, output: str) -> None:
+def _add_masked_lm(graph: Graph, config: BertConfig, hidden: str, output: str) -> None:
     """Add the logits of the vocabulary at `masked_lm_positions`, [b, m, V]."""
     indices = graph.add("Unsqueeze", "masked_lm_positions", graph.ints(2))
     x = graph.add("GatherND", hidden, indices, batch_dims=1)

@@ -1,7 +1,7 @@
 """A model as a function of named arrays, the common form of all exports."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from bertjax.config.loading import read_config
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings.encoder_embeddings import apply_encoder
@@ -143,17 +144,27 @@ def make_program(source: Source, path: epath.PathLike) -> Program:
     inputs = signature_inputs(source.heads)
 
     def run(params: Any, *arrays: Array) -> dict[str, Array]:
-        batch = {spec.name: array for spec, array in zip(inputs, arrays, strict=True)}
-        positions = jnp.arange(batch["input_ids"].shape[1], dtype=jnp.int32)
-        batch["position_ids"] = jnp.broadcast_to(positions, batch["input_ids"].shape)
-        batch["example_ids"] = (batch.pop("attention_mask") > 0).astype(jnp.int32)
-        batch["cls_positions"] = jnp.zeros((batch["input_ids"].shape[0], 1), jnp.int32)
-        return apply(params, batch)
+        return apply(params, make_batch(inputs, arrays))
 
-    scope = export.SymbolicScope([f"t <= {config.max_position_embeddings}"])
-    shapes = (export.symbolic_shape(", ".join(map(str, x.shape)), scope=scope) for x in inputs)
+    shapes = symbolic_shapes(inputs, config)
     arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes)
     return Program(inputs, arguments, run)
+
+
+def make_batch(inputs: Sequence[ArraySpec], arrays: Sequence[Array]) -> dict[str, Array]:
+    """Return the batch that a model reads, int32 arrays by name, from the inputs of a program."""
+    batch = {spec.name: array for spec, array in zip(inputs, arrays, strict=True)}
+    positions = jnp.arange(batch["input_ids"].shape[1], dtype=jnp.int32)
+    batch["position_ids"] = jnp.broadcast_to(positions, batch["input_ids"].shape)
+    batch["example_ids"] = (batch.pop("attention_mask") > 0).astype(jnp.int32)
+    batch["cls_positions"] = jnp.zeros((batch["input_ids"].shape[0], 1), jnp.int32)
+    return batch
+
+
+def symbolic_shapes(specs: Iterable[ArraySpec], config: BertConfig) -> list[Sequence[Any]]:
+    """Return the shapes of arrays for tracing with any number and length of sequences."""
+    scope = export.SymbolicScope([f"t <= {config.max_position_embeddings}"])
+    return [export.symbolic_shape(", ".join(map(str, x.shape)), scope=scope) for x in specs]
 
 
 def _make_apply(source: Source, path: epath.PathLike) -> Apply:
@@ -187,7 +198,9 @@ def _make_apply(source: Source, path: epath.PathLike) -> Apply:
 def program_outputs(exported: export.Exported) -> tuple[ArraySpec, ...]:
     """Return the outputs of an exported program."""
     outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    return tuple(
-        ArraySpec(name, tuple(n if isinstance(n, int) else str(n) for n in x.shape))
-        for name, x in outputs.items()
-    )
+    return tuple(traced_spec(name, x) for name, x in outputs.items())
+
+
+def traced_spec(name: str, array: Any) -> ArraySpec:
+    """Return the description of an array of a traced function."""
+    return ArraySpec(name, tuple(n if isinstance(n, int) else str(n) for n in array.shape))
