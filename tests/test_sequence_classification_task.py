@@ -208,10 +208,10 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
             for e in answer["entities"]
         ]
         assert entities == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
-    long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
+    long = " ".join(["ra me si"] * 21 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
     (answer,) = predict(capsys, *options, long, "--return-all-scores")
     assert [entity["word"] for entity in answer["entities"]] == ["ba ki", "no"]
-    assert len(answer["scores"]) == 103
+    assert len(answer["scores"]) == 106
     assert all(
         sum(word_scores.values()) == pytest.approx(1, abs=1e-5) for word_scores in answer["scores"]
     )

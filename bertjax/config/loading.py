@@ -99,17 +99,19 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     if not isinstance(data, Mapping):
         raise InputError(f"data={data!r}: is not a section. Set fields such as data.dir.")
     defaults = data_fields[task]
-    values = {
-        name: float(default) if isinstance(default, ScheduledFloat) else default
-        for name, default in defaults.items()
-    }
+    values = {name: _plain(default) for name, default in defaults.items()}
     for name, value in data.items():
         if name not in defaults:
             known = [f"data.{field}" for field in defaults]
             raise InputError(unknown_field_message(f"data.{name}", value, known))
-        values[name] = coerce(f"data.{name}", value, _kind(defaults[name]))
+        values[name] = coerce(f"data.{name}", _plain(value), _kind(defaults[name]))
     config = build_dataclass(Config, raw)
     return dataclasses.replace(config, data=values)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of `data`, which may be a default, in its own type."""
+    return float(value) if isinstance(value, ScheduledFloat) else value
 
 
 def _kind(default: Any) -> Any:

@@ -20,6 +20,7 @@ from bertjax.formats.sentence_transformers import (
     write_modules,
 )
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.trained_model import read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.tasks import registry
@@ -116,7 +117,7 @@ class _Source(NamedTuple):
 def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
     is_checkpoint = format_name == "bertjax"
     if is_checkpoint:
-        model = registry.read_trained_model(path)
+        model = read_trained_model(path)
     else:
         registry.register_heads()
         model = read_model(path, format_name)

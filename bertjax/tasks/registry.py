@@ -6,7 +6,6 @@ configuration or by `--task`. The name in a checkpoint alone runs no code.
 """
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import shlex
@@ -17,9 +16,8 @@ from typing import Any
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.config.loading import read_config, read_config_dict
+from bertjax.config.loading import read_config_dict
 from bertjax.config.user_functions import add_current_directory
-from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import Pipeline
@@ -108,21 +106,6 @@ def register_heads(checkpoint: epath.Path | None = None) -> None:
     for name in names:
         with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
             find_task(name)
-
-
-def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
-    """Return the model of a checkpoint, with the heads of its task and the length of its texts.
-
-    Raises:
-      InputError: the checkpoint is damaged; see `bertjax.formats.loading.read_model`.
-    """
-    register_heads(checkpoint)
-    model = read_model(checkpoint, "bertjax")
-    length = read_config_dict(checkpoint / "config.json").get("max_seq_length")
-    with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
-        config = read_config(checkpoint / "config.json", data_fields())
-        length = find_task(config.task).max_text_length(config)
-    return dataclasses.replace(model, max_seq_length=length)
 
 
 def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:

@@ -15,6 +15,7 @@ from bertjax.config.loading import read_config
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.trained_model import read_trained_model
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
@@ -94,7 +95,7 @@ def load_source(checkpoint: epath.PathLike, task: str | None = None) -> Source:
 
 
 def _read_checkpoint(path: epath.Path) -> Source:
-    model = registry.read_trained_model(path)
+    model = read_trained_model(path)
     has_heads = bool(_heads(model))
     fields = registry.data_fields()
     return Source(model, read_config(path / "config.json", fields) if has_heads else None)
