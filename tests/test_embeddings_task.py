@@ -151,8 +151,8 @@ def test_cached_gradients_are_added_up_in_float32(folder, dtype: str) -> None:
     sums = [
         variable.aval.dtype
         for loop in loops
-        for variable in loop.outvars[: loop.params["num_carry"]]
-        if variable.aval.ndim > 1
+        for variable, aval in zip(loop.outvars, loop.params["jaxpr"].out_avals, strict=True)
+        if variable.aval.ndim == aval.ndim > 1  # carried, not stacked
     ]
     assert sums and {*sums} == {jnp.dtype("float32")}
 

@@ -78,6 +78,7 @@ FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {
         [x.reshape(-1, 4).T.reshape(x.shape), jnp.tile(x[:, :1], (1, x.shape[1], 2))], -1
     ),
     "stack": lambda x, ids: jnp.stack(jnp.split(x, 2, -1), 1) + jnp.arange(x.shape[1])[:, None],
+    "unstack": lambda x, ids: jnp.stack(jnp.unstack(x, axis=2)[::-1]),
     "padding": lambda x, ids: jnp.pad(x[:, 1:], ((0, 0), (1, 2), (0, 0)), constant_values=7),
     "slices": lambda x, ids: x[:, 1:-1, ::2] + jnp.flip(x, (1, 2))[:, 2:, :4] + x[:, -1:, 0:1],
     "sizes": lambda x, ids: x * x.shape[1] + jnp.arange(2 * x.shape[1] + 1).sum() // x.shape[0],

@@ -75,6 +75,14 @@ def _split(converter: Converter, eqn: Equation, x: str) -> Sequence[str]:
     return names
 
 
+@converts("unstack")
+def _unstack(converter: Converter, eqn: Equation, x: str) -> Sequence[str]:
+    axis, count = eqn.params["axis"], len(eqn.outvars)
+    names = [converter.graph.new_name("split") for _ in eqn.outvars]
+    converter.graph.add_node("Split", (x, converter.shape([1] * count)), names, axis=axis)
+    return [converter.add("Squeeze", name, converter.graph.ints(axis)) for name in names]
+
+
 @converts("pad")
 def _pad(converter: Converter, eqn: Equation, x: str, value: str) -> str:
     low, high, between = zip(*eqn.params["padding_config"], strict=True)

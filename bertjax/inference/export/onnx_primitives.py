@@ -53,8 +53,12 @@ def _call(converter: Converter, eqn: Equation, *inputs: str) -> Sequence[str]:
 
 @converts("scan")
 def _scan(converter: Converter, eqn: Equation, *inputs: str) -> Sequence[str]:
-    graph, params = converter.graph, eqn.params
-    body, num_consts, num_carry = params["jaxpr"], params["num_consts"], params["num_carry"]
+    graph, params, body = converter.graph, eqn.params, eqn.params["jaxpr"]
+    # An array that is looped over has one axis more than a part of it.
+    pairs = zip(eqn.outvars, body.out_avals, strict=True)
+    num_carry = sum(variable.aval.ndim == aval.ndim for variable, aval in pairs)
+    pairs = zip(eqn.invars, body.in_avals, strict=True)
+    num_consts = sum(variable.aval.ndim == aval.ndim for variable, aval in pairs) - num_carry
     operands = list(inputs[num_consts:])
     arguments, in_avals = [graph.new_name("loop") for _ in operands], body.in_avals[num_consts:]
     with graph.body() as nodes:
