@@ -164,6 +164,11 @@ def test_predict_writes_a_line_for_each_line(path, tmp_path, capsys) -> None:
         ([TEXT], {"num_answers": 11, "do_sample": True}, "input 0: num_answers=11: a sample from"),
         ([TEXT], {"num_answers": 1001}, "input 0: num_answers=1001: too many. Use at most 1000"),
         ([TEXT, {"passage": "a"}], {}, "input 1: this is no text and no"),
+        (
+            [{"context": TEXT, "num_answer": 2}],
+            {},
+            "input 0: the model does not read the key 'num_answer'",
+        ),
         ([" "], {}, "input 0: the passage is empty. Remove it."),
     ],
     ids=str,

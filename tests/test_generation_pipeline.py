@@ -101,6 +101,12 @@ def test_generate_rejects_invalid_options(models, inputs, options, message: str)
             models[kind].generate(inputs, **options)
 
 
+def test_misspelled_options_of_a_request_are_rejected(models) -> None:
+    for kind in KINDS:
+        with pytest.raises(InputError, match=r"'temprature'\. .* 'temperature'"):
+            models[kind].predict({"text": TEXT, "temprature": 2.0})
+
+
 def test_server_answers_its_form(paths) -> None:
     with bind_socket("127.0.0.1", 0) as listener:
         served = Served(paths["prefix"], listener)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import logging
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import toy_tasks
 from random_models import draw_model
 from served_models import Served
-from test_interface import HEADS, LABELS, SHAPE
+from test_interface import ARGUMENTS, HEADS, LABELS, SHAPE
 
 import bertjax
 from bertjax.cli.files import as_json
@@ -18,8 +20,10 @@ from bertjax.cli.main import main
 from bertjax.errors import CommandError
 from bertjax.formats import huggingface, loading
 from bertjax.inference.convert import convert
+from bertjax.inference.predictor import Predictor
 from bertjax.mesh.finite import check_finite
 from bertjax.serving.server import bind_socket
+from bertjax.tasks.pipeline import PredictInput, check_keys
 from data_pipelines.errors import InputError
 
 PAIR = {"text": "ba do", "text_pair": "ki"}
@@ -70,6 +74,47 @@ def test_model_of_one_token_type_rejects_pairs(tmp_path, capsys) -> None:
         assert status == 400 and ONE_TYPE in content["error"]
         assert served.predict("ba do")["label"] in LABELS["classify"]
         served.server.close()
+
+
+QUESTION = {"question": "ba?", "context": "do ki"}
+
+
+@pytest.mark.parametrize(
+    ("method", "content", "message"),
+    [
+        (
+            "classify",
+            {"text": "ba", "txet_pair": "ki"},
+            "'txet_pair'. Leave it out, or write",
+        ),
+        ("tag", {"text": "ba", "text_pair": "ki"}, "'text_pair'. Leave it out, or write 'text'"),
+        ("answer", QUESTION | {"contxt": "lu"}, "'contxt'. Leave it out, or write 'context'"),
+        ("fill_mask", {"text": "[MASK]", "top_k": 3}, "'top_k'. Leave it out, or write 'text'"),
+    ],
+)
+def test_keys_that_no_model_reads_are_rejected_in_a_request_and_logged_in_a_file(
+    method: str, content: dict, message: str, tmp_path, caplog
+) -> None:
+    predictor = Predictor(write(tmp_path / "model", method))
+    item = PredictInput("input 0", content)
+    with pytest.raises(
+        InputError, match=f"^input 0: the model does not read the key {re.escape(message)}"
+    ):
+        list(predictor.predict([item]))
+    with caplog.at_level(logging.INFO, "bertjax"):
+        for _ in predictor.predict([item, item], chunk_size=1, from_file=True):
+            pass
+    key = message.partition(".")[0]
+    assert [m for m in caplog.messages if key in m] == [f"the model does not read the keys {key}."]
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_model_reads_all_keys_of_its_sample_and_its_form(method: str, tmp_path) -> None:
+    pipeline = Predictor(write(tmp_path / "model", method)).pipeline
+    sample, fields = pipeline.sample_input(), [field.name for field in pipeline.form_fields()]
+    keys = {} if isinstance(sample, str) else sample
+    names = {*keys, *filter(None, fields)}
+    check_keys(pipeline, PredictInput("input 0", dict.fromkeys(names, "ba")))
 
 
 @pytest.mark.slow

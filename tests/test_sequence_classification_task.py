@@ -144,7 +144,7 @@ def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) 
         assert answer["scores"].keys() == {*LABELS}
         assert answer["score"] == answer["scores"]["sad"]
         assert sum(answer["scores"].values()) == pytest.approx(1, abs=1e-5)
-    (answer,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
+    (answer,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba"}')
     assert answer.keys() == {"text", "label", "score"} and answer["label"] == "glad"
     table = predict(capsys, "--checkpoint", trained("single_label"), "--input", folder / "dev.csv")
     rows = toy_tasks.rows_of(folder / "dev.csv")
@@ -257,18 +257,20 @@ def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> No
 
 
 @pytest.mark.slow
-def test_predict_ignores_unconfigured_columns_but_no_second_text(trained) -> None:
+def test_predict_ignores_unconfigured_columns_of_a_file_but_no_second_text(trained) -> None:
     opened = Predictor(trained("single_label"))
     data = {**opened.config.data, "id": "number"}
     opened.pipeline.objective.config = dataclasses.replace(opened.config, data=data)
-    inputs = ["do ki", {"text": "do ki", "title": "ba ba"}]
-    first, second = opened.predict([PredictInput("input", content) for content in inputs])
+    inputs = [
+        PredictInput("input", content) for content in ("do ki", {"text": "do ki", "title": "ba ba"})
+    ]
+    first, second = opened.predict(inputs, from_file=True)
     assert first == second
     pair = PredictInput("line 2", {"text": "do ki", "text_pair": "ba ba"})
     with pytest.raises(
         InputError, match=r'^line 2: "text_pair": the model reads text\. Leave it out'
     ):
-        list(opened.predict([pair]))
+        list(opened.predict([pair], from_file=True))
 
 
 @pytest.mark.slow

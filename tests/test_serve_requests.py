@@ -140,6 +140,11 @@ REQUEST = {"inputs": "ba [MASK]"}
         (b'{"inputs": 1}', 400, "inputs=1: give a text"),
         (b'{"inputs": [1]}', 400, "input 0: 1 is no input"),
         (b'{"inputs": {"source": "[MASK]"}}', 400, "input 0: no text. Give a text, or an"),
+        (
+            b'{"inputs": {"text": "[MASK]", "top_k": 9}}',
+            400,
+            "input 0: the model does not read the key 'top_k'",
+        ),
         (b'{"inputs": ["[MASK]", "ba"]}', 400, "input 1: there is no [MASK]"),
         (json.dumps({"inputs": ["[MASK]"] * 9}).encode(), 400, "the request has 9 inputs and may"),
         (

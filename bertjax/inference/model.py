@@ -73,7 +73,7 @@ class Model:
         """Return the answer to an input of the model's task, or a list of answers.
 
         Args:
-          inputs: a text or a dictionary, like a line of `bertjax predict --input`, or several.
+          inputs: a text or a dictionary with the keys that the task reads, or several.
           return_all_scores: add the scores of all labels or choices.
 
         Raises:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -17,10 +18,12 @@ from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.pipeline import HostBatch, PredictInput
+from bertjax.tasks.pipeline import HostBatch, PredictInput, check_keys, unread_keys
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.prediction.batch_runner import BatchRunner
 from data_pipelines.errors import InputError
+
+_log = logging.getLogger("bertjax")
 
 
 def open_model(checkpoint: epath.PathLike | PretrainedModel) -> PretrainedModel:
@@ -100,7 +103,7 @@ class Predictor(Runner):
         inputs: Iterable[PredictInput],
         chunk_size: int = 1,
         return_all_scores: bool = False,
-        skip_invalid: bool = False,
+        from_file: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Yield the answer to each input; see `bertjax.tasks.pipeline.Pipeline.postprocess`.
 
@@ -109,21 +112,26 @@ class Predictor(Runner):
           chunk_size: inputs that are read before the first answer; a list is predicted in the
             pipeline's largest batches.
           return_all_scores: add the scores of all labels or choices.
-          skip_invalid: answer an invalid input with {"error": message} and continue.
+          from_file: whether the inputs are rows of a file. Other keys are ignored and logged then,
+            and the answer to an invalid input is {"error": message}.
 
         Raises:
-          InputError: an input is invalid, or with `skip_invalid` all inputs of the first chunk.
+          InputError: an input is invalid; of a file, all inputs of the first chunk are.
         """
         limit = self.pipeline.max_batch_inputs
         size = limit if isinstance(inputs, Sequence) else min(chunk_size, limit)
         remaining = iter(inputs)
-        is_first = True
+        is_first, ignored = True, set[str]()
         while chunk := list(itertools.islice(remaining, size)):
+            if from_file:
+                ignored |= self._log_unread_keys(chunk, ignored)
+            else:
+                self._check_keys(chunk)
             try:
                 answers = iter(self.pipeline.predict(self.run, chunk, return_all_scores))
                 first = next(answers)
             except InputError:
-                errors = self._find_errors(chunk) if skip_invalid else []
+                errors = self._find_errors(chunk) if from_file else []
                 if not any(errors) or (is_first and all(errors)):
                     raise
                 yield from self._predict_valid(chunk, errors, return_all_scores)
@@ -131,6 +139,20 @@ class Predictor(Runner):
                 yield first
                 yield from answers
             is_first = False
+
+    def _check_keys(self, inputs: Iterable[PredictInput]) -> None:
+        """Raise InputError for an input with a key that the pipeline ignores."""
+        for item in inputs:
+            if unread_keys(self.pipeline, item):
+                self.pipeline.preprocess([item])  # the error of a missing key says more
+                check_keys(self.pipeline, item)
+
+    def _log_unread_keys(self, inputs: Iterable[PredictInput], known: Set[str]) -> set[str]:
+        """Return the keys that the pipeline ignores; log those that are not known."""
+        names = {name for item in inputs for name in unread_keys(self.pipeline, item)}
+        if new := names - known:
+            _log.info("the model does not read the keys %s.", ", ".join(sorted(map(repr, new))))
+        return names
 
     def _find_errors(self, inputs: Sequence[PredictInput]) -> list[str]:
         """Return the error of each input, "" if it is valid."""

@@ -1,6 +1,6 @@
 """Pipeline that fills the masks of a text with a masked language model."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class FillMaskPipeline(Pipeline[Context]):
         return texts
 
     parse_lines = staticmethod(parse_text_lines)
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the key of the text."""
+        return {"text"}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches with a prediction slot for each mask."""

@@ -6,9 +6,10 @@ interface use nothing else of a task. The names are those of `transformers` pipe
 
 import abc
 import dataclasses
+import difflib
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -154,6 +155,13 @@ class Pipeline(abc.ABC, Generic[Context]):
                     record = parse_object(location, record)
             yield PredictInput(location, record)
 
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the keys that it may read from an input object, by default those that there are.
+
+        Others are rejected in a request, and reported in a file.
+        """
+        return content.keys()
+
     @abc.abstractmethod
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
         """Return the batches of up to `max_batch_inputs` inputs, and the context of their outputs.
@@ -234,6 +242,27 @@ def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[Pred
     return (PredictInput(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
 
 
+def unread_keys(pipeline: Pipeline[Any], item: PredictInput) -> list[str]:
+    """Return the keys of an input that a pipeline ignores."""
+    content = item.content
+    if isinstance(content, str):
+        return []
+    known = pipeline.known_keys(content)
+    return [name for name in content if name not in known]
+
+
+def check_keys(pipeline: Pipeline[Any], item: PredictInput) -> None:
+    """Raise InputError for a key of an input that a pipeline would ignore."""
+    for name in unread_keys(pipeline, item):
+        assert not isinstance(item.content, str)
+        known = sorted(pipeline.known_keys(item.content))
+        (nearest,) = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+        raise InputError(
+            f"{item.location}: the model does not read the key {name!r}. Leave it out, or write "
+            f"{nearest!r}."
+        )
+
+
 def require_text(item: PredictInput) -> str:
     """Return the text of an input, or that of its key "text"; raise InputError without one."""
     content = item.content
@@ -256,6 +285,11 @@ def pair_arguments(**columns: Any) -> list[dict[str, Any]]:
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
+def option_names(option_class: type) -> list[str]:
+    """Return the names of all options of a dataclass."""
+    return [field.name for field in dataclasses.fields(option_class)]
+
+
 def add_options(
     inputs: Content | Iterable[Content], options: Mapping[str, Any], option_class: type, key: str
 ) -> Any:
@@ -270,7 +304,7 @@ def add_options(
     Raises:
       InputError: there is no such option.
     """
-    known = [field.name for field in dataclasses.fields(option_class)]
+    known = option_names(option_class)
     for name, value in options.items():
         if name not in known:
             raise InputError(f"{name}={value!r}: no such option. Use some of {', '.join(known)}.")

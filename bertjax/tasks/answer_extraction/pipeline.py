@@ -3,7 +3,7 @@
 import itertools
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from bertjax.tasks.pipeline import (
     add_options,
     input_options,
     option_fields,
+    option_names,
     text_block,
 )
 from data_pipelines.errors import InputError
@@ -101,6 +102,10 @@ class AnswerExtractionPipeline(Pipeline[Context]):
         if not locations:
             raise InputError("the input: no passages. Give data in SQuAD's layout.")
         return [PredictInput(location, passage) for passage, location in locations.items()]
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the key of the passage, and the options."""
+        return {_CONTEXT, *option_names(ExtractionOptions)}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed windows of the passages."""

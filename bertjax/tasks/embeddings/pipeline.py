@@ -1,6 +1,6 @@
 """Pipeline that embeds texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ class EmbeddingsPipeline(Pipeline[Context]):
     method = "encode"
     description = "embeds texts"
     objective: TrainedEmbeddingsObjective
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the key of the text."""
+        return {"text"}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the texts."""

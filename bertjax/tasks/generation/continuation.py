@@ -1,6 +1,6 @@
 """Pipeline that continues texts with a left-to-right model."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from bertjax.tasks.pipeline import (
     add_options,
     input_options,
     option_fields,
+    option_names,
     parse_text_lines,
     text_block,
     truncation_mark,
@@ -78,6 +79,10 @@ class TextGenerationPipeline(Pipeline[Context]):
         return add_options(texts, options, DecodingOptions, _TEXT)
 
     parse_lines = staticmethod(parse_text_lines)
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the key of the text, and the options."""
+        return {_TEXT, *option_names(DecodingOptions)}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
         """Return the batches of inputs with the same options."""

@@ -1,6 +1,6 @@
 """Pipeline that generates target texts from source texts."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bertjax.tasks.generation.continuation import TextGenerationPipeline
@@ -22,6 +22,10 @@ class GenerationPipeline(TextGenerationPipeline):
     def max_input_tokens(self) -> int:
         """Longest sequence that the model is trained on."""
         return self.config.max_seq_length
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the keys of a source, and the options."""
+        return {self.config.data["source"], *super().known_keys(content)}
 
     def text_of(self, item: PredictInput) -> str:
         """Return the source: the input, its column `data.source`, or else its "text"."""

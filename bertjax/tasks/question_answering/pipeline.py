@@ -3,7 +3,7 @@
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertjax.tasks.pipeline import (
@@ -95,6 +95,10 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
             )
             for question in data.questions
         ]
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the keys of the question, its passage and its id."""
+        return {"question", "context", *ID_FIELDS}
 
     def preprocess(
         self, inputs: Sequence[PredictInput]

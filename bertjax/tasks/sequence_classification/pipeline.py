@@ -1,7 +1,7 @@
 """Pipeline that classifies texts and pairs of texts."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,11 @@ class SequenceClassificationPipeline(Pipeline[Context]):
           InputError: the model has another head or one token type for a pair, or a text is empty.
         """
         return texts
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the columns of the texts, and the second text that `preprocess` may reject."""
+        columns = columns_from_config(self.config)
+        return {*columns.text, *columns.text_pair, _PAIR_KEY}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the texts."""

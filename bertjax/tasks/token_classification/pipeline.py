@@ -1,7 +1,7 @@
 """Pipeline that finds the entities of a text, or tags given words."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,10 @@ class TokenClassificationPipeline(Pipeline[Context]):
             PredictInput(sentence.locations[0], {"words": [*sentence.words]})
             for sentence in parse_conll(file_name, lines, has_tags=False)
         )
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the key of a text; without one words have keys of many layouts."""
+        return {"text"} if "text" in content else content.keys()
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the words."""
