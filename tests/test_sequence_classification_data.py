@@ -227,6 +227,12 @@ def test_train_eval_split_is_stable() -> None:
     ]
 
 
+def test_train_eval_split_keeps_the_row_numbers() -> None:
+    texts = [f"text {i}" for i in range(20)]
+    for part in SequenceClassificationDataset("it", texts, texts).train_eval_split(0.1):
+        assert part.texts == [texts[int(number)] for number in part.ids]
+
+
 def test_train_eval_split_rejects_too_few_examples() -> None:
     with pytest.raises(InputError, match=r"t.csv: 2 examples are too few .*data.eval_file=FILE"):
         labeled("a", "b").train_eval_split(0.001)

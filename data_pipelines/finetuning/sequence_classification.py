@@ -106,12 +106,13 @@ class SequenceClassificationDataset:
         return self.texts + (self.text_pairs or [])
 
     def select(self, indices: Sequence[int]) -> "SequenceClassificationDataset":
-        """Return the examples at `indices`."""
+        """Return the examples at `indices`; without ids these become their ids."""
         parts: dict[str, Any] = {
             field.name: [value[i] for i in indices]
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), list)
         }
+        parts.setdefault("ids", [str(i) for i in indices])
         return dataclasses.replace(self, **parts)
 
     def split_by_eval_set(
@@ -249,11 +250,7 @@ def _add_labels(
         data, values=values, label_columns=label_columns, missing_labels=marks
     )
     labeled_rows = [i for i, value in enumerate(values) if value is not None]
-    if len(labeled_rows) == len(rows):
-        return data
-    if data.ids is None:
-        data = dataclasses.replace(data, ids=[str(i) for i in range(len(rows))])
-    return data.select(labeled_rows)
+    return data if len(labeled_rows) == len(rows) else data.select(labeled_rows)
 
 
 def _blank_text(row: TableRow, columns: TableColumns) -> str:

@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
-from bertjax.tasks.finetuning_data import has_training_table, resolve_labels
+from bertjax.tasks.finetuning_data import find_tables, has_training_table, resolve_labels
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.sequence_classification import report
 from bertjax.tasks.sequence_classification.data import (
@@ -85,9 +85,17 @@ class SequenceClassificationTask(FinetuningTask):
         """Name and size of the training data, and what of its file is evaluated instead."""
         if not splits_training_file(self.config):
             return super().data_summary
-        fraction = self.config.data["eval_fraction"]
-        rest = f"{fraction:.0%} of the file, chosen by a hash of the text, is the eval split"
-        return f"{super().data_summary}; {rest}"
+        ((_, path),) = find_tables(self.config, "train")
+        count = sum(
+            len(eval_set.data)
+            for eval_set in self._eval_sets
+            if isinstance(eval_set, SequenceClassificationEvalSet)
+        )
+        return (
+            f"{super().data_summary}; {count:,} other examples of {path.name} are the eval split, "
+            "chosen by a hash of their texts, the same for every seed (data.eval_fraction="
+            f"{self.config.data['eval_fraction']:g})"
+        )
 
     def encode(self, name: str, data: SequenceClassificationDataset) -> Examples:
         """Return the texts with their labels, weighted as configured."""
