@@ -82,7 +82,10 @@ def test_retention_keeps_the_best_for_use_and_the_newest_to_resume(
 @pytest.mark.parametrize(
     ("name", "sign"),
     [
-        *((name, -1) for name in ("loss", "dev/mlm_loss", "word_error_rate", "wer", "char_cer")),
+        *(
+            (name, -1)
+            for name in ("loss", "dev/mlm_loss", "word_error_rate", "dev/wer", "char_cer")
+        ),
         *((name, -1) for name in ("mlm_perplexity", "rmse", "mae", "my_error", "edit_distance")),
         *((name, 1) for name in ("f1", "accuracy", "dev/exact", "power", "answer", "loss_free")),
     ],

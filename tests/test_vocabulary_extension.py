@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from bertjax.cli.main import main
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.convert import convert
 from bertjax.inference.model import Model
-from bertjax.inference.vocabulary_extension import extend_model
+from bertjax.inference.vocabulary_extension import extend_model, write_extended_model
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.vocabulary.added_tokens import AddedToken
 from data_pipelines.vocabulary.counting import count_words, wordpiece_splitters
@@ -200,3 +201,17 @@ def test_extend_writes_what_transformers_names(extended) -> None:
     assert files == names | {"vocab.txt", "README.md"}
     config = json.loads((extended / "new" / "config.json").read_text())
     assert (config["vocab_size"], config["architectures"]) == (2101, ["BertForPreTraining"])
+
+
+@pytest.mark.parametrize("format_name", ["hf", "bertjax"])
+def test_extend_keeps_the_length_at_which_training_cut_texts(format_name, tmp_path) -> None:
+    letters = [*SPECIAL_TOKENS, *"abc", *(f"##{letter}" for letter in "abc")]
+    model = draw(WordPieceTokenizer(letters, cased=False), "pooler", "sequence_classification")
+    write_hf(dataclasses.replace(model, max_seq_length=16), tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "bertjax", "hf", "bertjax")
+    documents = [["abc cab " * 5]] * 40
+    source, output = tmp_path / format_name, tmp_path / "new"
+    write_extended_model(source, output, lambda: iter(documents), num_tokens=2)
+    new = read_model(output)
+    assert new.max_seq_length == 16
+    assert new.tokenizer and {"abc", "cab"} <= {*new.tokenizer.tokens}

@@ -21,7 +21,9 @@ from data_pipelines.schema import read_json_object
 
 SCORES_FILE = "scores.json"  # in checkpoints that were saved after an evaluation
 # Names of scores, also of users' metrics: error_rate, wer and cer are those of speech recognition.
-_LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse|mae|error|error_rate|distance)$|(^|_)[wc]er$")
+_LOWER_IS_BETTER = re.compile(
+    r"(loss|perplexity|mse|mae|error|error_rate|distance)$|(^|[_/])[wc]er$"
+)
 
 
 def write_scores(checkpoint: epath.Path, scores: Mapping[str, float]) -> None:

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.checkpointing.checkpointer import Checkpointer
 
     checkpoints, directory = Checkpointer(epath.Path(args.source) / "checkpoints"), args.target
-    epath.Path(directory).mkdir(exist_ok=True)
+    epath.Path(directory).mkdir(parents=True, exist_ok=True)
     for step in checkpoints.all_steps():
         args.source = str(checkpoints.path(step))
         args.target = str(epath.Path(directory) / f"checkpoint-{step}")

@@ -16,6 +16,7 @@ from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_model
 from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.trained_model import read_trained_model
 from bertjax.mesh.sharding import map_named, named_leaves
 from bertjax.model.bert import param_shapes
 from bertjax.tasks import registry
@@ -146,13 +147,8 @@ def _read_wordpiece_model(source: epath.Path) -> NumpyModel:
     Raises:
       InputError: it is another model.
     """
-
-    def read_registered(path: epath.Path) -> NumpyModel:
-        registry.register_heads(path)
-        return read_model(path)
-
     if find_format(source) == "bertjax":
-        model = read_checkpoint(source, read_registered)
+        model = read_checkpoint(source, read_trained_model)
     else:
         registry.register_heads()
         model = read_model(source)

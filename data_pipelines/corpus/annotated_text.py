@@ -47,6 +47,11 @@ class AnnotatedText(NamedTuple):
     text: str
     spans: list[tuple[int, int]]
 
+    def spans_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the spans that begin at the characters from `start` to `end` - 1."""
+        first, last = (bisect.bisect_left(self.spans, (place, 0)) for place in (start, end))
+        return self.spans[first:last]
+
 
 def record_batches(
     sources: Sequence[str], options: ReadOptions, start: Position, positions: deque[Position]
@@ -185,12 +190,11 @@ def _segments(document: AnnotatedText, start: int, end: int) -> Iterator[tuple[s
     """Yield the parts of a sentence within and between spans, and whether each is a span."""
     text = _LINE_END.sub(" ", document.text[start:end])
     at = start
-    for first, last in document.spans:
-        if start <= first < end:
-            if at < first:
-                yield text[at - start : first - start], False
-            yield text[first - start : last - start], True
-            at = last
+    for first, last in document.spans_within(start, end):
+        if at < first:
+            yield text[at - start : first - start], False
+        yield text[first - start : last - start], True
+        at = last
     if at < end:
         yield text[at - start :], False
 
@@ -219,9 +223,7 @@ def _check_words(
             for sentence in own
         )
     ]
-    annotated = [
-        item for item in sentences if any(item[2] <= start < item[3] for start, _ in item[1].spans)
-    ]
+    annotated = [item for item in sentences if item[1].spans_within(item[2], item[3])]
     texts = [_LINE_END.sub(" ", document.text[a:b]) for _, document, a, b in annotated]
     ids, lengths = encoder(texts)
     for (number, document, a, b), whole in zip(
@@ -229,12 +231,11 @@ def _check_words(
     ):
         if np.array_equal(whole, tokens[offsets[number] : offsets[number + 1]]):
             continue
-        for first, last in document.spans:
-            if a <= first < b:
-                parts = document.text[a:first], document.text[first:last], document.text[last:b]
-                cut, _ = encoder([_LINE_END.sub(" ", part) for part in parts])
-                if not np.array_equal(cut, whole):
-                    raise InputError(
-                        f"{document.location}: span {first} to {last}, {parts[1]!r}, begins or "
-                        "ends within a word. Fix the offsets."
-                    )
+        for first, last in document.spans_within(a, b):
+            parts = document.text[a:first], document.text[first:last], document.text[last:b]
+            cut, _ = encoder([_LINE_END.sub(" ", part) for part in parts])
+            if not np.array_equal(cut, whole):
+                raise InputError(
+                    f"{document.location}: span {first} to {last}, {parts[1]!r}, begins or ends "
+                    "within a word. Fix the offsets."
+                )

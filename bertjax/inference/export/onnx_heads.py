@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from onnx import TensorProto
 
-# Their primitives are registered.
 from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.export import onnx_indexing, onnx_primitives  # noqa: F401
+from bertjax.inference.export import onnx_indexing, onnx_primitives  # noqa: F401 (registers)
 from bertjax.inference.export.onnx_builder import Graph
 from bertjax.inference.export.onnx_converter import Converter, UnsupportedError
 from bertjax.inference.export.program import (
