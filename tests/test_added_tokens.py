@@ -64,8 +64,12 @@ COMPILED = {
 
 
 def is_comparable(text: str) -> bool:
-    """Return whether `tokenizers` reads no special token, and has the same Unicode tables."""
-    return not any(token in text for token in SPECIAL_TOKENS) and text.isprintable()
+    """Return whether `tokenizers` reads no special token, and has the same Unicode tables.
+
+    It lower-cases each character alone, and thus knows no final sigma.
+    """
+    is_special = any(token in text for token in SPECIAL_TOKENS)
+    return not is_special and "Σ" not in text and text.isprintable()
 
 
 @given(TEXTS, st.booleans())
