@@ -16,7 +16,7 @@ test: $(INSTALLED)
 	$(PYTEST) -m "not minutes"
 
 test-all: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) --hypothesis-profile random
 
 check: $(INSTALLED)
 	$(PYTEST) -m "not slow and not minutes"
