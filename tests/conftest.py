@@ -53,8 +53,8 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 # sixth of a worker's time.
 gc.set_threshold(100_000)
 
-# No deadline: the time of an example depends on what else the machine does. The examples are those of
-# every run, so that a change fails only for its own faults; `make test-all` draws new ones.
+# No deadline: the time of an example depends on what else the machine does. The examples are those
+# of every run, so that a change fails only for its own faults; `make test-all` draws new ones.
 ANY_MACHINE = hypothesis.settings(
     deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
