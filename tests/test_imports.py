@@ -213,7 +213,6 @@ def test_dependencies_are_the_imported_packages() -> None:
     optional = (extras[name] for name in OPTIONAL_EXTRAS)
     required = itertools.chain(project["dependencies"], *optional)
     distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
-    distributions.remove("onnxruntime")  # runs exported models only
     packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}
     packages -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch reads pickled weights only
     assert {DISTRIBUTIONS.get(package, package) for package in packages} == distributions

@@ -3,7 +3,9 @@
 import argparse
 
 from bertjax.cli.files import add_checkpoint, check_directory, check_output
+from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
+from data_pipelines.paths import check_file
 
 ORDER = 92
 EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.stablehlo"
@@ -21,12 +23,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file of a StableHLO program, beside which PATH.json describes its inputs and "
         "outputs; new directory of the other formats",
     )
+    parser.add_argument(
+        "--int8",
+        metavar="FILE",
+        help="with --to onnx: int8 weights, if they hardly change the answers to the inputs in "
+        "FILE, which has a format of `bertjax predict --input`",
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="with --int8: share of equal answers, or mean cosine of embeddings, below which "
+        "nothing is written (%(default)s)",
+    )
 
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     from bertjax.formats.detection import find_format
 
+    if args.int8 is not None:
+        if args.to != "onnx":
+            raise InputError(f"--int8={args.int8}: for --to onnx alone. Leave it out.")
+        if not 0 <= args.min_agreement <= 1:
+            raise InputError(f"--min-agreement={args.min_agreement}: not in [0, 1]. Give a share.")
+        check_file(args.int8)
+        check_installed("--int8", "onnxruntime", install="'bertjax[onnx]'")
     if args.to == "stablehlo":
         for path in (args.output, f"{args.output}.json"):
             check_output(path)
@@ -41,12 +64,18 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    from bertjax.cli.input_files import input_file_reader
     from bertjax.inference.export.onnx_model import write_onnx
+    from bertjax.inference.export.quantization import Int8Gate
     from bertjax.inference.export.saved_model import write_saved_model
     from bertjax.inference.export.stablehlo import write_stablehlo
 
-    write = {"stablehlo": write_stablehlo, "savedmodel": write_saved_model, "onnx": write_onnx}
-    signature = write[args.to](args.checkpoint, args.output, args.task)
+    if args.to == "onnx":
+        gate = args.int8 and Int8Gate(input_file_reader(args.int8), args.min_agreement)
+        signature = write_onnx(args.checkpoint, args.output, args.task, gate)
+    else:
+        write = {"stablehlo": write_stablehlo, "savedmodel": write_saved_model}[args.to]
+        signature = write(args.checkpoint, args.output, args.task)
     for name, specs in signature._asdict().items():
         arrays = (f"{spec.name} [{', '.join(map(str, spec.shape))}]" for spec in specs)
         print(f"{name}: {', '.join(arrays)}")

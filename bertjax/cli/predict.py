@@ -1,21 +1,15 @@
 """Predict with a model of any task, as JSON lines, or write its logits for distillation."""
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.config_args import add_config, check_config
-from bertjax.cli.files import add_checkpoint, as_json, check_output, open_output, read_lines
+from bertjax.cli.files import add_checkpoint, as_json, check_output, open_output
+from bertjax.cli.input_files import InputReader, input_file_reader
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file, is_remote
-
-if TYPE_CHECKING:
-    from bertjax.tasks.pipeline import Pipeline, PredictInput
-    from data_pipelines.finetuning.table import TableRow
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -76,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
-    from bertjax.formats.detection import find_format
+    from bertjax.formats.detection import check_predicts, find_format
     from data_pipelines.vocabulary.basic_tokenization import is_blank
 
     if args.save_logits:
@@ -110,7 +104,7 @@ def check(args: argparse.Namespace) -> None:
         check_file(args.input)
     if args.output != "-":
         check_output(args.output)
-    find_format(args.checkpoint)
+    check_predicts(args.checkpoint)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -168,22 +162,16 @@ def _resolve_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def _input_reader(
-    args: argparse.Namespace,
-) -> Callable[["Pipeline[Any]"], Iterable["PredictInput"]]:
+def _input_reader(args: argparse.Namespace) -> InputReader:
     """Return a function that reads the inputs for a pipeline."""
     from bertjax.tasks.pipeline import PredictInput
-    from data_pipelines.finetuning.table import is_table, read_table
 
     if args.field is not None:
         content = dict(_parse_field(text) for text in args.field)
         return lambda pipeline: [PredictInput("line 1", content)]
-    if args.input is not None and is_table(args.input):
-        rows = read_table(args.input)
-        return lambda pipeline: map(_input_of_row, rows)
-    lines = read_lines(args.input) if args.text is None else args.text
-    file_name = "" if args.input in (None, "-") else args.input
-    return lambda pipeline: pipeline.parse_lines(lines, file_name)
+    if args.text is not None:
+        return lambda pipeline: pipeline.parse_lines(args.text)
+    return input_file_reader(args.input)
 
 
 def _parse_field(text: str) -> tuple[str, str]:
@@ -191,11 +179,3 @@ def _parse_field(text: str) -> tuple[str, str]:
     if not key or not separator:
         raise InputError(f"--field={text}: not of the form KEY=TEXT. Write such a pair.")
     return key, value
-
-
-def _input_of_row(row: "TableRow") -> "PredictInput":
-    """Return a row of a table as an input; values that JSON lacks, such as dates, become text."""
-    from bertjax.tasks.pipeline import PredictInput
-
-    values = json.loads(json.dumps(row.values, default=str))
-    return PredictInput(row.location, values)

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
-    from bertjax.formats.detection import find_format
+    from bertjax.formats.detection import check_predicts
 
     if not 0 <= args.port < 2**16:
         raise InputError(f"--port={args.port}: not a port. Name one from 0 to 65535.")
@@ -87,7 +87,7 @@ def check(args: argparse.Namespace) -> None:
         "serve", "starlette", "uvicorn", "prometheus_client", install="'bertjax[serve]'"
     )
     for path in _models(args).values():
-        find_format(path)
+        check_predicts(path)
 
 
 def _limits(args: argparse.Namespace) -> Limits:

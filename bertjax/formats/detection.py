@@ -13,6 +13,7 @@ from data_pipelines.paths import check_exists
 FORMATS = ("hf", "tf1", "bertjax")
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"  # of Hugging Face
 BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"  # of TF1
+ONNX_FILE = "model.onnx"  # of `bertjax export`
 _INDEX = ".index"  # after the prefix of a TF1 checkpoint
 _RESAVE = "Save it with save_pretrained of a transformers 4 that reads it, {} and give that."
 # Files of other formats, what they are, and the way to a directory that is read.
@@ -31,7 +32,7 @@ _OTHER_FORMATS = {
         "Give the checkpoint from which it was exported.",
     ),
     **dict.fromkeys(
-        ("model.onnx", "onnx/model.onnx"),
+        (ONNX_FILE, "onnx/model.onnx"),
         ("an ONNX model", "Give the model from which it was exported."),
     ),
     "openvino_model.xml": ("a model of OpenVINO", "Give the model from which it was exported."),
@@ -122,6 +123,18 @@ def find_format(path: epath.PathLike) -> str:
         f"{path}: not a model. Give a directory with config.json and {WEIGHTS}, with "
         f"{BERT_CONFIG_FILE} and {CHECKPOINT_PREFIX}.index, or one of `bertjax train`."
     )
+
+
+def is_onnx(path: epath.PathLike) -> bool:
+    """Return whether a directory is an ONNX model, which predicts and has no parameters."""
+    path = model_path(path)
+    return (path / ONNX_FILE).exists() and not _is_huggingface(path)
+
+
+def check_predicts(path: epath.PathLike) -> None:
+    """Raise InputError if a path is neither an ONNX model nor one that `find_format` knows."""
+    if not is_onnx(path):
+        find_format(path)
 
 
 def check_tensorflow(path: epath.PathLike) -> None:

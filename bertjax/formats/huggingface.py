@@ -124,6 +124,28 @@ def make_model(
     """
     architecture = str(next(iter(config_dict.get("architectures") or [""])))
     params, unexpected_keys = params_from_arrays(arrays, config, format_name, path, architecture)
+    return finish_model(path, config, config_dict, params, unexpected_keys)
+
+
+def finish_model(
+    path: epath.Path,
+    config: BertConfig,
+    config_dict: Mapping[str, Any],
+    params: Any,
+    unexpected_keys: tuple[str, ...] = (),
+) -> NumpyModel:
+    """Return a model of these parameters, with its tokenizer, labels and problem type.
+
+    Args:
+      path: directory of the model.
+      config: result of `parse_bert_config`.
+      config_dict: parsed config.json.
+      params: parameters, of which the number of outputs is read.
+      unexpected_keys: names of arrays of unknown heads.
+
+    Raises:
+      InputError: the labels do not match the head's outputs.
+    """
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     if config.has_cross_attention:

@@ -133,11 +133,17 @@ def write_modules(path: epath.Path, pooling: PoolingConfig, size: int) -> None:
         module_type = f"sentence_transformers.models.{kind}"
         modules.append({"idx": number, "name": str(number), "path": folder, "type": module_type})
     modes = {name: mode == pooling.pooling for name, mode in _POOLING_MODES.items()}
+    prompts: dict[str, Any] = {"prompts": {}}
+    if pooling.prompt:
+        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
     contents = {
         MODULES_FILE: modules,
         "1_Pooling/config.json": {"word_embedding_dimension": size, **modes},
-        SENTENCE_CONFIG_FILE: {"max_seq_length": pooling.max_seq_length, "do_lower_case": False},
-        _PROMPTS_FILE: {"prompts": {}, "similarity_fn_name": "cosine"},
+        SENTENCE_CONFIG_FILE: {
+            "max_seq_length": pooling.max_seq_length,
+            "do_lower_case": pooling.do_lower_case,
+        },
+        _PROMPTS_FILE: {**prompts, "similarity_fn_name": "cosine"},
     }
     for name, content in contents.items():
         atomic_write_text(path / name, json.dumps(content, indent=2) + "\n")

@@ -20,7 +20,7 @@ from bertjax.inference.embedding_files import (
     check_suffix,
     texts_to_bytes,
 )
-from bertjax.inference.predictor import Runner, open_model
+from bertjax.inference.predictor import AnyModel, Runner, open_model
 from bertjax.mesh.finite import check_finite
 from bertjax.tasks.embeddings.encoder_embeddings import (
     EmbeddingOptions,
@@ -28,7 +28,6 @@ from bertjax.tasks.embeddings.encoder_embeddings import (
     TextEmbeddings,
     embed_texts,
 )
-from bertjax.training.initialization import PretrainedModel
 from bertjax.workdir.draft import exclusive_draft
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -89,9 +88,7 @@ class Embedder:
       InputError: there is no such model, or it lacks these layers.
     """
 
-    def __init__(
-        self, checkpoint: epath.PathLike | PretrainedModel, options: EmbeddingOptions
-    ) -> None:
+    def __init__(self, checkpoint: epath.PathLike | AnyModel, options: EmbeddingOptions) -> None:
         self._pretrained = model = open_model(checkpoint)
         max_seq_length = min(options.max_seq_length, model.bert_config.max_position_embeddings)
         self.options = dataclasses.replace(options, max_seq_length=max_seq_length)

@@ -10,7 +10,7 @@ from jax import Array
 
 from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
-from bertjax.inference.predictor import Predictor, make_inputs
+from bertjax.inference.predictor import Predictor, make_inputs, open_model
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
@@ -37,12 +37,13 @@ class Model:
 
     Args:
       directory: a workdir, a checkpoint, or a model directory of Hugging Face, TF1 or
-        sentence-transformers.
+        sentence-transformers, or of an export to ONNX.
 
     Attributes:
       path: directory of the model.
       config: shape of the encoder.
-      params: all parameters, float32 on the devices: "encoder" and the heads.
+      params: all parameters, float32 on the devices: "encoder" and the heads; None of an ONNX
+        model.
       tokenizer: tokenizer with `encode`, from text to token ids, and `decode`.
       labels: names of a classifier's outputs; empty without one.
 
@@ -52,10 +53,12 @@ class Model:
 
     def __init__(self, directory: epath.PathLike) -> None:
         self._directory = directory
-        self._pretrained = model = PretrainedModel(find_embedding_options(directory)[0])
+        self._pretrained = model = open_model(find_embedding_options(directory)[0])
         self.path, self.config, self.labels = model.path, model.bert_config, model.labels
         self.tokenizer = model.tokenizer or find_tokenizer(model.path)
-        self.params = model.load_all(make_mesh(-1, 1, 1))
+        self.params: Any = None
+        if isinstance(model, PretrainedModel):
+            self.params = model.load_all(make_mesh(-1, 1, 1))
         self._embedders: dict[Any, Embedder] = {}  # by the arguments of `encode`
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

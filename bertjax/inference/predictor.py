@@ -1,6 +1,7 @@
 """Predictor: a model with the pipeline of its task."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -8,17 +9,18 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
 from bertjax.config.config import MeshConfig
 from bertjax.config.loading import load_config
+from bertjax.formats.detection import is_onnx
 from bertjax.formats.loading import find_tokenizer
+from bertjax.inference.onnx_directory import OnnxModel
 from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.pipeline import HostBatch, PredictInput, check_keys, unread_keys
+from bertjax.tasks.pipeline import HostBatch, Outputs, PredictInput, check_keys, unread_keys
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.prediction.batch_runner import BatchRunner
 from data_pipelines.errors import InputError
@@ -26,9 +28,14 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 
-def open_model(checkpoint: epath.PathLike | PretrainedModel) -> PretrainedModel:
+AnyModel = PretrainedModel | OnnxModel
+
+
+def open_model(checkpoint: epath.PathLike | AnyModel) -> AnyModel:
     """Return the model in a directory, or the one that is open already."""
-    return checkpoint if isinstance(checkpoint, PretrainedModel) else PretrainedModel(checkpoint)
+    if isinstance(checkpoint, AnyModel):
+        return checkpoint
+    return OnnxModel(checkpoint) if is_onnx(checkpoint) else PretrainedModel(checkpoint)
 
 
 class Runner:
@@ -42,23 +49,29 @@ class Runner:
       InputError: the model lacks parameters of the objective.
     """
 
-    def __init__(self, model: PretrainedModel, objective: Objective) -> None:
+    def __init__(self, model: AnyModel, objective: Objective) -> None:
+        self._runner: BatchRunner | None = None
+        if isinstance(model, OnnxModel):
+            self._run = model.run_function(objective)
+            return
         # The mesh of training may not fit this process's devices.
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
         step_functions = StepFunctions(config, objective)
         model.check_complete(config.model, step_functions.param_shapes)
         self._runner = BatchRunner(step_functions)
-        self._params = self._runner.place(model.load(step_functions.param_shapes))
+        params = self._runner.place(model.load(step_functions.param_shapes))
+        self._run = functools.partial(self._runner.run, params)
 
     def run(
         self, batches: Iterable[HostBatch], decoding: Decoding | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[Outputs]:
         """Yield the outputs of each batch; see `BatchRunner.run`."""
-        return self._runner.run(self._params, batches, decoding)
+        return self._run(batches, decoding)
 
     def compile(self, batch: HostBatch, decoding: Decoding | None = None) -> None:
-        """Compile the program for a batch of this shape; see `run`."""
-        self._runner.compile(batch, decoding)
+        """Compile the program for a batch of this shape, if its shape matters; see `run`."""
+        if self._runner is not None:
+            self._runner.compile(batch, decoding)
 
 
 class Predictor(Runner):
@@ -67,7 +80,7 @@ class Predictor(Runner):
     Args:
       checkpoint: a checkpoint; a workdir, whose checkpoint
         `bertjax.checkpointing.lookup.find_checkpoint` chooses; a model of Hugging Face or
-        TF1; or an open model.
+        TF1; an export to ONNX; or an open model.
       overrides: dotted field of the configuration -> its value in predictions, or its text; those
         of `decoding` and `extraction` have an effect.
 
@@ -82,7 +95,7 @@ class Predictor(Runner):
 
     def __init__(
         self,
-        checkpoint: epath.PathLike | PretrainedModel,
+        checkpoint: epath.PathLike | AnyModel,
         overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         model = open_model(checkpoint)

@@ -10,15 +10,14 @@ from concurrent.futures import Future
 from etils import epath
 
 from bertjax.errors import CommandError
-from bertjax.formats.detection import find_format
-from bertjax.inference.predictor import Predictor
+from bertjax.formats.detection import find_format, is_onnx
+from bertjax.inference.predictor import AnyModel, Predictor, open_model
 from bertjax.serving.batching import Answers, ComputeThread, RequestBatcher
 from bertjax.serving.metrics import ServerMetrics
 from bertjax.serving.options import Limits
 from bertjax.serving.page import render_page
 from bertjax.serving.requests import PredictRequest, RequestRejectedError
 from bertjax.serving.warmup import compile_ahead, predict_sample
-from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
@@ -52,7 +51,7 @@ class ModelVersion:
 
     def __init__(
         self,
-        model: PretrainedModel,
+        model: AnyModel,
         limits: Limits,
         thread: ComputeThread,
         metrics: ServerMetrics,
@@ -128,7 +127,7 @@ class ServedModel:
         """
         # A link, such as `current`, may name another directory before all files are read.
         path = self.path if is_remote(self.path) else os.path.realpath(self.path)
-        model, old = PretrainedModel(path), self.version
+        model, old = open_model(path), self.version
         if old and find_version(model) == old.name:
             return False
         new = ModelVersion(model, self._limits, self._thread, self._metrics, self.name)
@@ -168,13 +167,14 @@ class ServedModel:
             self.version.batches.drain(timeout)
 
 
-def find_version(model: PretrainedModel) -> str:
+def find_version(model: AnyModel) -> str:
     """Return the name of a model's directory with the beginning of a digest of its files.
 
     The name of a checkpoint's directory is its step.
     """
     digest, path = model.digest, model.path
-    if find_format(path) != "bertjax":  # a checkpoint's digest is one of all its files
+    # A checkpoint's digest is one of all its files.
+    if is_onnx(path) or find_format(path) != "bertjax":
         content = hashlib.sha256(digest.encode())
         for file in sorted(path.iterdir()):
             if file.is_file() and file.stat().length <= _MAX_SETTINGS_BYTES:

@@ -1,22 +1,39 @@
 """Export of a model as ONNX, which onnxruntime and other programs run."""
 
+import json
+import logging
+
 from etils import epath
 
 from bertjax.formats import huggingface
+from bertjax.formats.detection import ONNX_FILE
+from bertjax.formats.sentence_transformers import (
+    PoolingConfig,
+    find_pooling_config,
+    write_modules,
+)
 from bertjax.inference.export.program import Signature, load_source
+from bertjax.inference.export.quantization import Int8Gate, quantize
 from bertjax.mesh.sharding import named_leaves
 from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_bytes
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 
-_MODEL_FILE = "model.onnx"
+_log = logging.getLogger("bertjax")
+_QUANTIZATION_FILE = "quantization.json"
 _MAX_PARAM_BYTES = 2_000_000_000  # a message of protobuf has at most 2 GiB
 
 
 def write_onnx(
-    checkpoint: epath.PathLike, output: epath.PathLike, task: str | None = None
+    checkpoint: epath.PathLike,
+    output: epath.PathLike,
+    task: str | None = None,
+    int8: Int8Gate | None = None,
 ) -> Signature:
     """Write a model as model.onnx with tokenizer files and config.json.
+
+    An encoder of sentence-transformers, or of the task `embeddings`, keeps its pooling: `bertjax`
+    reads it, while the graph returns the vectors of tokens.
 
     It takes int64 arrays of any batch size and any length up to `max_position_embeddings`, and
     computes in float32.
@@ -25,10 +42,12 @@ def write_onnx(
       checkpoint: model directory of any format.
       output: new or empty directory.
       task: task of the user that a published model was trained for.
+      int8: examples whose answers may hardly change with int8 weights; None to write float32
+        ones. What changed is written to quantization.json.
 
     Raises:
-      InputError: the checkpoint is not a model, ONNX cannot express it, or the directory is not
-        empty.
+      InputError: the checkpoint is not a model, ONNX cannot express it, the directory is not
+        empty, an example is invalid, or int8 changes too many answers.
     """
     from bertjax.inference.export.onnx_graph import make_onnx_model  # onnx is optional
 
@@ -41,6 +60,25 @@ def write_onnx(
                 "2 GiB. Use --to savedmodel."
             )
         proto, signature = make_onnx_model(source)
-        atomic_write_bytes(directory / _MODEL_FILE, proto.SerializeToString())
+        content = proto.SerializeToString()
+        if int8 is not None:
+            content = quantize(content)
+        atomic_write_bytes(directory / ONNX_FILE, content)
         huggingface.write_config(source.model, directory)
+        if not source.heads and (pooling := _find_pooling(checkpoint)):
+            length = pooling.max_seq_length or source.model.max_text_length
+            size = source.model.config.output_size
+            write_modules(directory, pooling._replace(max_seq_length=length), size)
+        if int8 is not None:
+            comparison = int8.check(checkpoint, directory, bool(source.heads))
+            text = json.dumps({"weights": "int8", **comparison._asdict()}, indent=2)
+            atomic_write_text(directory / _QUANTIZATION_FILE, f"{text}\n")
     return signature
+
+
+def _find_pooling(checkpoint: epath.PathLike) -> PoolingConfig | None:
+    try:
+        return find_pooling_config(checkpoint)
+    except InputError as error:
+        _log.warning("%s The export does not state its pooling.", error)
+        return None

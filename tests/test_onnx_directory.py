@@ -1,0 +1,208 @@
+"""Exports to ONNX predict in bertjax as the model does, with int8 weights nearly so."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import toy_tasks
+from exported_models import draw_batches
+from model_files import write_hf
+from random_models import draw_model
+from run_outputs import answers_of
+from test_interface import ARGUMENTS, LABELS, SHAPE, call, write_model
+
+import bertjax
+from bertjax.cli.main import main
+from bertjax.formats.sentence_transformers import PoolingConfig, write_modules
+from bertjax.inference.onnx_runner import OnnxRunner
+from bertjax.serving.models import find_version
+from data_pipelines.errors import InputError
+
+pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+from bertjax.inference.export.onnx_model import write_onnx
+from bertjax.inference.onnx_directory import OnnxModel
+
+WORDS = ["ba", "do", "ki", "lu", "me"]
+
+
+def export(path: pathlib.Path, method: str, *options: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return the directory of a model and that of its export."""
+    source, exported = write_model(path / "source", method), path / "exported"
+    command = ["export", "--checkpoint", source, "--to", "onnx", "--output", exported, *options]
+    assert main([*map(str, command)]) == 0
+    return source, exported
+
+
+def draw_inputs(method: str) -> list[Any]:
+    """Return inputs of all lengths, several of which share a sequence."""
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(WORDS, draw.integers(1, 20))) for _ in range(40)]
+    if method == "answer":
+        return [{"question": "ba?", "context": text} for text in texts]
+    if method == "choose":
+        return [{"context": "ba", "choices": [" ".join(text.split()[:4]), "me"]} for text in texts]
+    return [f"[MASK] {text} [MASK]" for text in texts] if method == "fill_mask" else texts
+
+
+def assert_equal_answers(answer: Any, other: Any, tolerance: float = 1e-5) -> None:
+    if isinstance(answer, float):
+        assert other == pytest.approx(answer, abs=tolerance)
+    elif isinstance(answer, dict):
+        assert answer.keys() == other.keys()
+        for name in answer:
+            assert_equal_answers(answer[name], other[name], tolerance)
+    elif isinstance(answer, list):
+        assert len(answer) == len(other)
+        for values in zip(answer, other, strict=True):
+            assert_equal_answers(*values, tolerance)
+    else:
+        assert answer == other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_answers_are_those_of_the_model(method: str, tmp_path) -> None:
+    source, exported = export(tmp_path, method)
+    model, onnx_model = bertjax.load(source), bertjax.load(exported)
+    inputs = draw_inputs(method)
+    assert_equal_answers(model.predict(inputs, True), onnx_model.predict(inputs, True))
+    assert call(onnx_model, method).keys() == call(model, method).keys()
+    assert onnx_model.labels == model.labels and onnx_model.params is None
+    if method == "classify":
+        assert_equal_answers(answers_of(source, ["ba do"]), answers_of(exported, ["ba do"]))
+        with pytest.raises(InputError, match="has embeddings of texts, from its last layer, if it"):
+            onnx_model.encode("ba")
+        with pytest.raises(InputError, match="Call classify"):
+            onnx_model.fill_mask("[MASK]")
+
+
+def test_texts_that_share_a_sequence_have_the_outputs_of_texts_alone(tmp_path) -> None:
+    path = write_hf(draw_model(SHAPE, toy_tasks.TOKENIZER, "mlm", "token_classification"), tmp_path)
+    write_onnx(path, tmp_path / "exported")
+    run = OnnxRunner((tmp_path / "exported" / "model.onnx").read_bytes(), "model.onnx")
+    alone = draw_batches(with_masks=True)["3x17"]
+    lengths = alone["attention_mask"].sum(axis=1)
+    is_token = alone["attention_mask"] > 0
+    batch = {name: alone[name][is_token][None] for name in ("input_ids", "token_type_ids")}
+    batch["example_ids"] = np.repeat([1, 2, 3], lengths)[None]
+    starts = np.cumsum(lengths) - lengths
+    positions = (alone["masked_lm_positions"] + starts[:, None]).reshape(1, -1)
+    # Slots need not be in the order of the texts.
+    order = np.random.default_rng(0).permutation(positions.size)
+    batch["masked_lm_positions"] = positions[:, order]
+    batch["cls_positions"] = starts[None]
+    (shared,) = run([batch])
+    alone["example_ids"] = alone.pop("attention_mask")
+    alone["cls_positions"] = np.zeros((3, 1), np.int32)
+    (expected,) = run([alone])
+    name = "token_classification_logits"
+    np.testing.assert_allclose(shared[name][0], expected[name][is_token], atol=1e-5)
+    logits = expected["mlm_logits"].reshape(positions.size, -1)[order]
+    np.testing.assert_allclose(shared["mlm_logits"][0], logits, atol=1e-5)
+
+
+@pytest.fixture
+def encoder(tmp_path) -> pathlib.Path:
+    """A directory of sentence-transformers with a prompt, for a lower-cased encoder."""
+    path = write_hf(draw_model(SHAPE, toy_tasks.TOKENIZER), tmp_path / "encoder")
+    pooling = PoolingConfig(path, "cls", True, 12, do_lower_case=True, prompt="ba ")
+    write_modules(path, pooling, SHAPE.hidden_size)
+    return path
+
+
+def test_embeddings_are_those_of_the_encoder(encoder, tmp_path) -> None:
+    write_onnx(encoder, tmp_path / "exported")
+    model, onnx_model = bertjax.load(encoder), bertjax.load(tmp_path / "exported")
+    texts = draw_inputs("encode")
+    for options in ({}, {"pooling": "max"}, {"pooling": "mean", "normalize": True}):
+        expected = model.encode(texts, **options)
+        np.testing.assert_allclose(onnx_model.encode(texts, **options), expected, atol=1e-5)
+    with pytest.raises(InputError, match="from its last layer"):
+        onnx_model.encode("ba", layers=(0,))
+
+
+def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
+    exported = tmp_path / "exported"
+    write_onnx(encoder, exported)
+    before = find_version(OnnxModel(exported))
+    (exported / "config.json").write_text((exported / "config.json").read_text() + "\n")
+    assert find_version(OnnxModel(exported)) != before
+    (exported / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(InputError, match=r"model\.onnx: onnxruntime cannot read it: .*Export it"):
+        OnnxModel(exported)
+
+
+def test_an_export_has_no_parameters_to_train_or_convert(encoder, tmp_path, capsys) -> None:
+    write_onnx(encoder, tmp_path / "exported")
+    command = ["convert", tmp_path / "exported", tmp_path / "copy", "--to", "hf"]
+    assert main([*map(str, command)]) == 2
+    assert "an ONNX model. Give the model from which it was" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- int8
+
+
+@pytest.mark.slow
+def test_int8_weights_are_a_quarter_as_large_and_state_what_they_changed(tmp_path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(draw_inputs("classify")))
+    source, exported = export(tmp_path, "classify", "--int8", str(lines))
+    record = json.loads((exported / "quantization.json").read_text())
+    assert record["weights"] == "int8" and record["num_examples"] == 40
+    assert 0.95 <= record["agreement"] <= 1 and 0 < record["largest_difference"] < 0.1
+    write_onnx(source, tmp_path / "float32")
+    size = (tmp_path / "float32" / "model.onnx").stat().st_size
+    assert (exported / "model.onnx").stat().st_size < 0.6 * size  # a graph, biases, scales
+    labels = [answer["label"] for answer in bertjax.load(exported).predict(draw_inputs("classify"))]
+    expected = [a["label"] for a in bertjax.load(source).predict(draw_inputs("classify"))]
+    agreement = np.mean([a == b for a, b in zip(labels, expected, strict=True)])
+    assert agreement == pytest.approx(record["agreement"])
+
+
+def test_int8_weights_that_change_answers_are_not_written(tmp_path, capsys) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in draw_inputs("classify")))
+    model = draw_model(SHAPE, toy_tasks.TOKENIZER, "token_classification")
+    # A large component that nothing reads takes the 256 values of an activation.
+    model.params["encoder"]["blocks"]["feed_forward_norm"]["bias"][-1, 0] = 1000.0
+    model.params["token_classification"]["kernel"][0] = 0.0
+    model = dataclasses.replace(model, labels=LABELS["tag"])
+    source = write_hf(model, tmp_path / "source")
+    files = sorted(tmp_path.iterdir())
+    command = ["export", "--checkpoint", source, "--to", "onnx", "--output", tmp_path / "exported"]
+    command += ["--int8", lines]
+    assert main([*map(str, command)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    found = re.search(r"the answers of 40 examples agree to (0\.\d+), first that of line \d+", line)
+    assert found and float(found[1]) < 0.95
+    assert sorted(tmp_path.iterdir()) == files
+    assert main([*map(str, command), "--min-agreement", "0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "savedmodel", "--int8", "LINES"), "--int8=LINES: for --to onnx alone"),
+        (("--int8", "LINES", "--min-agreement", "2"), "--min-agreement=2.0: not in [0, 1]"),
+        (("--int8", "LINES", "--min-agreement", "nan"), "--min-agreement=nan: not in [0, 1]"),
+        (("--int8", "absent"), "absent: no such file"),
+        (("--int8", "EMPTY"), "--int8: the file has no inputs"),
+        (("--int8", "WRONG"), "line 2: no text"),
+    ],
+)
+def test_wrong_examples_are_rejected(encoder, options, message, tmp_path, capsys) -> None:
+    contents = {"LINES": "ba", "EMPTY": "\n", "WRONG": 'ba\n{"mood": "glad"}'}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    options = [str(tmp_path / option) if option in contents else option for option in options]
+    command = ["export", "--checkpoint", encoder, "--output", tmp_path / "exported"]
+    command += options if "--to" in options else ["--to", "onnx", *options]
+    assert main([*map(str, command)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert message in line.replace(f"{tmp_path}/", "")
+    assert not (tmp_path / "exported").exists()
