@@ -24,7 +24,7 @@ from bertjax.tasks.finetuning_data import (
     has_training_table,
     resolve_label_sets,
 )
-from bertjax.tasks.pipeline import Pipeline, require_text
+from bertjax.tasks.pipeline import Pipeline, require_text, truncation_mark
 from bertjax.tasks.task import Evaluation
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Target
@@ -82,9 +82,13 @@ class JointPipeline(Pipeline):
     method = "understand"
     description = "finds the intent and the slots of texts"
 
+    def known_keys(self, content):
+        return {"text"}
+
     def preprocess(self, inputs):
         utterances = [
-            Utterance(item.location, require_text(item).split(), None, None) for item in inputs
+            self.cut(Utterance(item.location, require_text(item).split(), None, None))
+            for item in inputs
         ]
         examples = encode(utterances, self.tokenizer, self.config)
         shape = self.objective.sequence_shape
@@ -92,7 +96,17 @@ class JointPipeline(Pipeline):
         return eval_set.batches(), eval_set
 
     def postprocess(self, context, outputs, return_all_scores):
-        yield from context.predictions(list(outputs))
+        answers = context.predictions(list(outputs))
+        for utterance, answer in zip(context.utterances, answers, strict=True):
+            yield answer | truncation_mark(utterance.is_cut)
+
+    def cut(self, utterance):
+        """Return an utterance with the first words alone that fit into a sequence."""
+        counts = [len(self.tokenizer.encode(word)) or 1 for word in utterance.words]
+        limit = self.config.max_seq_length - 2
+        words = utterance.words[: np.searchsorted(np.cumsum(counts), limit, side="right")]
+        is_cut = len(words) < len(utterance.words)
+        return dataclasses.replace(utterance, words=words, is_cut=is_cut)
 
 
 class JointTask(FinetuningTask):
@@ -175,6 +189,7 @@ class Utterance:
     words: list
     slots: list | None
     intent: str | None
+    is_cut: bool = False
 
 
 def read_row(row):

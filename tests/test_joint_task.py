@@ -29,6 +29,7 @@ from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 from bertjax.training.initialization import PretrainedModel
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TASK = "--task", "joint_task:JointTask"
@@ -212,6 +213,11 @@ def test_loaded_model_answers_from_both_label_sets(printed) -> None:
     answer = model.understand("ba do")
     assert model.predict({"text": "ba do"}) == answer
     assert answer == {"words": ["ba", "do"], "slots": ["O", "B-what"], "intent": "alarm"}
+    with pytest.raises(InputError, match=r"does not read the key 'more'"):
+        model.predict({"text": "ba do", "more": 1})
+    longest = model.understand(" ".join(["ba"] * 30))  # and [CLS] and [SEP]
+    assert len(longest["words"]) == 30 and "truncated" not in longest
+    assert model.understand(" ".join(["ba"] * 31)) == {**longest, "truncated": True}
 
 
 @pytest.mark.minutes

@@ -16,6 +16,7 @@ from bertjax.cli.main import _parser
 from bertjax.config.config import Config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
+from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.training import run_summary
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
@@ -82,6 +83,13 @@ def test_summary_names_the_part_of_the_training_file_that_is_evaluated(toys, tmp
         parts,
     )
     assert found and sum(map(int, found.groups())) == 300
+
+
+def test_summary_says_that_nothing_is_evaluated(toys, monkeypatch) -> None:
+    monkeypatch.setattr(FinetuningTask, "eval_sets", lambda task: [])
+    config = configuration("single_label", toys)
+    (line,) = (line for line in summary_lines(config) if line.startswith("steps"))
+    assert line.endswith(", no eval data") and "evaluation every" not in line
 
 
 def warnings_of(corpus, **overrides: object) -> list[str]:

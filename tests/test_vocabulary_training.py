@@ -155,7 +155,7 @@ def test_merge_equals_the_definition(counts: dict[str, int], alphabet: str, room
 @given(WORDS)
 def test_wordpiece_error_names_the_largest_size(counts: dict[str, int]) -> None:
     with pytest.raises(
-        InputError, match=r"size=1000: the text is too small\. Use at most"
+        InputError, match=r"vocab_size=1000: the text is too small\. Use at most"
     ) as error:
         wordpiece_from_counts(counts, 1000)
     largest = int(sentence(error).split()[-1].rstrip("."))
@@ -296,7 +296,7 @@ def test_train_vocabulary_is_deterministic_across_processes(
         ({"kind": "bpe"}, r"must end in \.model"),
         ({"output": "vocab.model"}, r"must not end in \.model"),
         ({"output": "."}, ": is a directory"),
-        ({"size": 5}, "size=5: only room for special tokens"),
+        ({"size": 5}, "vocab_size=5: only room for special tokens"),
     ],
 )
 def test_train_vocabulary_rejects_options_before_reading(

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import shlex
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -89,6 +90,9 @@ class Pipeline(abc.ABC, Generic[Context]):
         if it has none.
       calibration: values that an evaluation chose, such as a threshold, by name.
     """
+
+    def __init_subclass__(cls) -> None:
+        check_methods(cls)
 
     method: ClassVar[str] = "predict"
     description: str = "predicts"
@@ -235,6 +239,15 @@ class Pipeline(abc.ABC, Generic[Context]):
           Blocks made by `text_block` and `bar_block`.
         """
         return []
+
+
+def check_methods(cls: type) -> None:
+    """Raise TypeError if a class replaces a method, such as `known_keys`, by a plain value."""
+    kinds = types.FunctionType, staticmethod, classmethod
+    for name, value in vars(cls).items():
+        inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, kinds) and not (callable(value) or isinstance(value, kinds)):
+            raise TypeError(f"{cls.__name__}.{name}={value!r}: is a method. Define a function.")
 
 
 def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:

@@ -18,7 +18,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.objective import Objective
 from bertjax.tasks.distillation import open_logits
-from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline, RunFunction
+from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline, RunFunction, check_methods
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -109,6 +109,9 @@ class Task(abc.ABC):
     Raises:
       InputError: the data are missing or invalid.
     """
+
+    def __init_subclass__(cls) -> None:
+        check_methods(cls)
 
     objective_class: ClassVar[type[Objective]]
     pipeline_classes: ClassVar[tuple[type[Pipeline[Any]], ...]]

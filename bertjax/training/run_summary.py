@@ -51,7 +51,7 @@ def summarize_run(
         "batch": _batch(config, task, step_functions, num_runs),
         "memory": f"{state_bytes} a device for parameters and optimizer",
         "schedule": _schedule(config),
-        "steps": _steps(config),
+        "steps": _steps(config, bool(task.eval_sets())),
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
     }
     if name := config.best_metric:
@@ -198,14 +198,16 @@ def _schedule(config: Config) -> str:
     return f"{text}, to 0 at step {optimizer.total_steps:,}{beyond}"
 
 
-def _steps(config: Config) -> str:
+def _steps(config: Config, evaluates: bool) -> str:
     durations = {
         "": config.steps,
         "metrics every ": config.log_every,
         "checkpoint every ": config.checkpoint_every,
-        "evaluation every ": config.eval_every,
+        "evaluation every ": config.eval_every if evaluates else None,
     }
-    return ", ".join(
+    parts = (
         f"{name}{value:,}" if isinstance(value, int) else f"{name}{value}"
         for name, value in durations.items()
+        if value is not None
     )
+    return ", ".join([*parts, *([] if evaluates else ["no eval data"])])

@@ -70,7 +70,9 @@ def train_vocabulary(
         rule = "must not end" if kind == "wordpiece" else "must end"
         raise InputError(f"{output}: the name of a {kind} vocabulary {rule} in .model. Rename it.")
     if size <= len(SPECIAL_TOKENS):
-        raise InputError(f"size={size}: only room for special tokens. Use thousands of tokens.")
+        raise InputError(
+            f"vocab_size={size}: only room for special tokens. Use thousands of tokens."
+        )
     if output.is_dir():
         raise InputError(f"{output}: is a directory. Name the file to write.")
     splitters = wordpiece_splitters(cased) if kind == "wordpiece" else sentencepiece_splitters()
@@ -111,7 +113,7 @@ def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
         tokens = _merge(counts, frequent, room)
     if len(tokens) < room:
         raise InputError(
-            f"size={size}: the text is too small. Use at most {_largest_size(len(tokens))}."
+            f"vocab_size={size}: the text is too small. Use at most {_largest_size(len(tokens))}."
         )
     return reserved + tokens[:room]
 
@@ -282,7 +284,7 @@ def _tsv(word: str, count: int) -> str:
 
 def _size_advice(size: int, message: str) -> str:
     if largest := re.search(r"value <= (\d+)", message):
-        return f"size={size}: the text is too small. Use at most {largest[1]}."
+        return f"vocab_size={size}: the text is too small. Use at most {largest[1]}."
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"size={size}: too small for the characters of the text. Use at least {needed[1]}."
-    return f"size={size}: SentencePiece failed ({message}). Use another size."
+        return f"vocab_size={size}: too small for all characters. Use at least {needed[1]}."
+    return f"vocab_size={size}: SentencePiece failed ({message}). Use another size."
