@@ -10,10 +10,11 @@ import lzma
 import os
 import pathlib
 import subprocess
+import sysconfig
 
 import numpy as np
 import pytest
-from conftest import PEERS, sample_vocabulary
+from conftest import PEERS, in_test_all, sample_vocabulary
 from generation_batches import make_batch
 from random_models import assert_same_params, draw_model
 from safetensors.numpy import load_file
@@ -21,11 +22,14 @@ from safetensors.numpy import load_file
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
+from bertjax.inference.vocabulary_extension import EVAL_FRACTION, extend_model
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import Pooler
 from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.vocabulary.counting import count_words, sample_documents, wordpiece_splitters
+from data_pipelines.vocabulary.extension import choose_tokens
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -33,6 +37,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 pytestmark = pytest.mark.skipif(
     not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch and transformers"
 )
+_OTHER_CODE = ("test", "site-packages", "dist-packages")  # some tests are not in UTF-8
 CONFIG = BertConfig(30_522, 2, 128, 2, max_position_embeddings=64)
 
 
@@ -138,6 +143,42 @@ def test_exported_sentencepiece_model_opens_in_transformers(
     (tmp_path / "lines.txt").write_text("\n".join(texts), "utf-8")
     (peer,) = run_peer(python, (tmp_path, "BertForMaskedLM"))
     assert peer["ids"] == [tokenizer.encode(text) for text in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PEERS)
+@pytest.mark.parametrize(
+    "vocabulary", ["bert-base-uncased-vocab.txt", *in_test_all("bert-base-cased-vocab.txt")]
+)
+def test_extended_vocabulary_has_the_ids_of_transformers(
+    vocabulary: str, python: str, data_dir, tmp_path
+) -> None:
+    documents = python_sources()
+    source = load_tokenizer(data_dir / "vocab" / vocabulary)
+    assert isinstance(source, WordPieceTokenizer)
+    chosen_on = sample_documents(documents, EVAL_FRACTION, complement=True)
+    splitters = wordpiece_splitters(source.cased)
+    counts = count_words(itertools.chain.from_iterable(chosen_on), *splitters)
+    tokens = choose_tokens(counts, source, 500)
+    config = dataclasses.replace(CONFIG, vocab_size=len(source.tokens))
+    model, new_ids = extend_model(draw_model(config, source, "mlm"), tokens)
+    huggingface.write(model, tmp_path)
+    held_out = itertools.chain.from_iterable(sample_documents(documents, EVAL_FRACTION))
+    lines = [line.strip() for line in itertools.islice(held_out, 10_000)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines), "utf-8")
+    (peer,) = run_peer(python, (tmp_path, "BertForMaskedLM"))
+    assert len(lines) == 10_000 and model.tokenizer
+    assert peer["ids"] == [model.tokenizer.encode(line) for line in lines]
+    assert len({*itertools.chain.from_iterable(peer["ids"])} & {*new_ids}) > 250
+
+
+def python_sources() -> list[list[str]]:
+    """Return the lines of each module of Python's standard library, without its tests."""
+    stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+    paths = sorted([*stdlib.glob("*.py"), *stdlib.glob("*/*.py")])
+    texts = [path.read_text("utf-8") for path in paths if path.parent.name not in _OTHER_CODE]
+    documents = [[line for line in text.splitlines() if line.strip()] for text in texts]
+    return [document for document in documents if document]
 
 
 def chinese(data_dir: pathlib.Path) -> list[str]:
