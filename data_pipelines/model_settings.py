@@ -173,6 +173,7 @@ _CONFIG = {
     **_settings("irrelevant", "_name_or_path name_or_path transformers_version finetuning_task"),
     **_settings("irrelevant", "task_specific_params tokenizer_class language _num_labels"),
     **_settings("irrelevant", "_commit_hash model_max_length xla_device eos_token_ids"),
+    **_settings("irrelevant", "bertjax_history"),
     # Defaults of `generate`, written by older versions.
     **_settings("irrelevant", "max_length min_length do_sample early_stopping num_beams prefix"),
     **_settings("irrelevant", "num_beam_groups diversity_penalty temperature top_k top_p"),

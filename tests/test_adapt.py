@@ -14,7 +14,8 @@ from toy_tasks import EXPERIMENTS
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
-from bertjax.formats.loading import find_bert_config
+from bertjax.formats.loading import find_bert_config, read_model
+from bertjax.inference.convert import convert
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.pretraining import PretrainingObjective
@@ -155,3 +156,11 @@ def test_adapt_detour_continues_with_masks(corpus, domain, model, tmp_path) -> N
     assert find_bert_config(tmp_path / "run").direction == "bidirectional"
     train = [line["mlm_loss"] for line in metrics(tmp_path / "run") if line["split"] == "train"]
     assert train[-1] < train[0]
+    convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")
+    corpora = f"20 steps on {domain}+{corpus}, initialized from"
+    assert read_model(tmp_path / "hf").history == (
+        f"pretraining (clm): {corpora} {model}",
+        f"pretraining (mlm): {corpora} {tmp_path / 'detour'}",
+    )
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "## History" in card and "| domain/mlm_loss |" in card

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from bertjax.cli.main import main
 from bertjax.formats.loading import read_model
+from bertjax.formats.model_card import escape_markdown
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
 from bertjax.inference.model import Model
@@ -195,6 +196,17 @@ def test_extend_rejects(arguments, message, refused, tmp_path, monkeypatch) -> N
     assert all(before[p].st_mtime_ns == after[p].st_mtime_ns for p in before if p.is_file())
 
 
+def test_extend_records_model_text_and_tokens_per_word(extended, tmp_path) -> None:
+    (change,) = read_model(extended / "new").history
+    text = extended / "text.txt"
+    start = f"vocabulary: 200 tokens added to {extended / 'old'} for {text}: "
+    assert re.fullmatch(re.escape(start) + r"\d\.\d+ tokens per word before, \d\.\d+ after", change)
+    convert(extended / "new", tmp_path / "copy", "hf", "hf")
+    assert read_model(tmp_path / "copy").history == (change,)
+    for name in (extended / "new", tmp_path / "copy"):
+        assert f"## History\n\n1. {escape_markdown(change)}\n" in (name / "README.md").read_text()
+
+
 def test_extend_writes_what_transformers_names(extended) -> None:
     files = {path.name for path in (extended / "new").iterdir()}
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -211,7 +223,7 @@ def test_extend_keeps_the_length_at_which_training_cut_texts(format_name, tmp_pa
     convert(tmp_path / "hf", tmp_path / "bertjax", "hf", "bertjax")
     documents = [["abc cab " * 5]] * 40
     source, output = tmp_path / format_name, tmp_path / "new"
-    write_extended_model(source, output, lambda: iter(documents), num_tokens=2)
+    write_extended_model(source, output, lambda: iter(documents), "text", num_tokens=2)
     new = read_model(output)
     assert new.max_seq_length == 16
     assert new.tokenizer and {"abc", "cab"} <= {*new.tokenizer.tokens}

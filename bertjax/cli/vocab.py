@@ -124,6 +124,7 @@ def _extend(args: argparse.Namespace) -> None:
         args.extend,
         args.output,
         lambda: _read_sample(args, args.input),
+        " ".join(args.input),
         args.add,
         args.new_embeddings or "mean",
         args.workers,

@@ -34,8 +34,10 @@ from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 CONFIG_NAME = "config.json"
 _DECODER, _MLM_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
-# `BertConfig.decoder`, and the labels of each head, which `transformers` keeps and ignores.
+# `BertConfig.decoder`, the labels of each head and `NumpyModel.history`: `transformers` keeps and
+# ignores them.
 _DECODER_KIND, _LABEL_SETS = "bertjax_decoder", "bertjax_label_sets"
+_HISTORY = "bertjax_history"
 _log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
@@ -59,6 +61,7 @@ SCHEMA = {  # of config.json
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
     **{"architectures?": [str], "num_labels?": int, "decoder_start_token_id?": int},
     **{"encoder?": {str: object}, "decoder?": {str: object}, f"{_LABEL_SETS}?": {str: [str]}},
+    f"{_HISTORY}?": [str],
 }
 FIX = "Give the directory as published."
 _ENCODER_DECODER_KEYS = ("encoder", "decoder", "is_encoder_decoder")
@@ -151,7 +154,12 @@ def finish_model(
     if config.has_cross_attention:
         encoder_decoder.check_start_token(config_dict, tokenizer, path)
     model = NumpyModel(
-        config, params, tokenizer, unexpected_keys, max_seq_length=read_max_length(path)
+        config,
+        params,
+        tokenizer,
+        unexpected_keys,
+        max_seq_length=read_max_length(path),
+        history=tuple(config_dict.get(_HISTORY) or ()),
     )
     head = model.labeled_head
     if head is None:
@@ -270,12 +278,14 @@ def write_config(model: NumpyModel, path: epath.Path) -> None:
 
 
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:
-    """Return config.json of a model: architecture, class and labels."""
+    """Return config.json of a model: architecture, class, labels and history."""
+    history = {_HISTORY: list(model.history)} if model.history else {}
     if model.config.has_cross_attention:
         bert = bert_config_dict(dataclasses.replace(model.config, decoder=""))
-        return encoder_decoder.to_config_dict(bert, model.tokenizer)
+        return encoder_decoder.to_config_dict(bert, model.tokenizer) | history
     name = model.head.architecture if model.head else "BertModel"
     fields = bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
+    fields |= history
     return fields | ({"pad_token_id": model.tokenizer.pad_id} if model.tokenizer else {})
 
 

@@ -11,12 +11,21 @@ from bertjax.config.loading import read_run_record
 from bertjax.formats.sentence_transformers import checkpoint_pooling_config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.heads import HEADS
-from data_pipelines.schema import read_json_object
+from data_pipelines.schedules import parse_schedule
+from data_pipelines.schema import check_schema, read_json_object
 
 _SCHEMA = {
     **{"task": str, "batch_size": int, "max_seq_length": int, "steps": (int, str), "seed": int},
     **{"init": str, "data": {"dir": str}, "optimizer": {"name": str, "learning_rate": float}},
+    **{"init_layers": str, "init_positions": str, "distill": {"teacher": str}},
 }
+_PRETRAINING = "pretraining"
+_PRETRAINING_SCHEMA = {
+    **{"objective": str, "masking": str, "mlm_probability": (float, str)},
+    **{"mask_replace_prob": float, "random_replace_prob": float},
+    **{"mixture_weights": str, "sampling_alpha": float},
+}
+_MASKED = ("mlm", "mlm_nsp")  # objectives
 # Of the arrays that each class reads; it draws its own head at random beside others.
 _ARRAY_PREFIXES = {
     **dict.fromkeys(
@@ -82,6 +91,7 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         "",
         *unread,
         *_training_section(source, scores),
+        *_history_section(model, has_run=(source / "run.json").exists()),
     ]
     return "\n".join(lines)
 
@@ -111,9 +121,54 @@ def _format_steps(steps: int | str) -> str:
 
 def _format_batch(config: Mapping[str, Any]) -> str:
     """Return the batch size in its unit: sequences in pre-training, examples in fine-tuning."""
-    if config["task"] == "pretraining":
+    if config["task"] == _PRETRAINING:
         return f"{config['batch_size']:,} sequences of {config['max_seq_length']} tokens"
     return f"{config['batch_size']:,} examples in sequences of {config['max_seq_length']} tokens"
+
+
+def _history_section(model: NumpyModel, has_run: bool) -> list[str]:
+    """Return the lines of a list of what made the parameters; [] if the run's table shows all."""
+    if len(model.history) <= has_run:
+        return []
+    entries = [f"{i}. {escape_markdown(line)}" for i, line in enumerate(model.history, 1)]
+    return ["## History", "", *entries, ""]
+
+
+def _format_init(config: Mapping[str, Any]) -> str:
+    """Return the model of the initial parameters, and the fields that changed its shape."""
+    changes = [f"{name}={config[name]}" for name in ("init_layers", "init_positions")]
+    changes = [change for change in changes if not change.endswith("=")]
+    return ", ".join([config["init"] or "random parameters", *changes])
+
+
+def _pretraining_rows(source: epath.Path, data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows on objective, masking and mixture of a run of pre-training.
+
+    Args:
+      source: directory of the checkpoint.
+      data: section of its configuration.
+    """
+    check_schema(f"{source / 'config.json'}: data.", data, _PRETRAINING_SCHEMA, "Use another one.")
+    rows = [("objective", data["objective"])]
+    if data["objective"] in _MASKED:
+        first, last = parse_schedule("data.mlm_probability", data["mlm_probability"])
+        rate = f"{100 * first:g}%" + (
+            f" at first, {100 * last:g}% at last" if last != first else ""
+        )
+        replaced = [data["mask_replace_prob"], data["random_replace_prob"]]
+        parts = "/".join(f"{100 * part:g}" for part in (*replaced, 1 - sum(replaced)))
+        rows.append(("masking", f"{data['masking']}, {rate} of the tokens, {parts}"))
+    names = data["dir"].split("+")
+    if weights := data["mixture_weights"]:
+        numbers = [float(weight) for weight in weights.split("+")]
+        shares = [
+            f"{number / sum(numbers):.1%} {name}"
+            for number, name in zip(numbers, names, strict=True)
+        ]
+        rows.append(("mixture", f"{', '.join(shares)} (of the sequences)"))
+    elif len(names) > 1:
+        rows.append(("mixture", f"by size, sampling_alpha={data['sampling_alpha']:g}"))
+    return rows
 
 
 def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
@@ -122,7 +177,7 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
         return []
     run = read_run_record(source)
     config = read_json_object(source / "config.json", _SCHEMA, "Use another checkpoint.")
-    optimizer = config["optimizer"]
+    optimizer, is_pretraining = config["optimizer"], config["task"] == _PRETRAINING
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
         ("data", f"{config['data']['dir']} ({run['data_fingerprint'][:12]})"),
@@ -130,12 +185,15 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
             ("corpus", f"{name}: {description}")
             for name, description in run.get("corpus_descriptions", {}).items()
         ),
+        *(_pretraining_rows(source, config["data"]) if is_pretraining else ()),
         ("steps", f"{run['step']:,} of {_format_steps(config['steps'])}"),
         ("batch", _format_batch(config)),
         ("optimizer", f"{optimizer['name']}, learning rate {optimizer['learning_rate']:g}"),
         ("seed", config["seed"]),
-        ("initialized from", config["init"] or "random parameters"),
+        ("initialized from", _format_init(config)),
     ]
+    if teacher := config["distill"]["teacher"]:
+        rows.append(("teacher", teacher))
     lines = ["## Training", "", "| | |", "|---|---|"]
     lines += [f"| {escape_markdown(name)} | {escape_markdown(value)} |" for name, value in rows]
     if scores:
@@ -144,4 +202,6 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
             f"| {escape_markdown(name)} | {value:{',' if isinstance(value, int) else '.4f'}} |"
             for name, value in scores.items()
         ]
+        if is_pretraining and config["data"]["objective"] in _MASKED:
+            lines += ["", "15% of the tokens of the eval splits are masked, 80/10/10."]
     return [*lines, ""]

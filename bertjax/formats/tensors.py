@@ -55,6 +55,8 @@ class NumpyModel:
       problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
       max_seq_length: tokens of a text, special ones included, at which training cut it; None if
         unknown.
+      history: what made the parameters, as far as it is known: a line for each run and each change,
+        the oldest first.
     """
 
     config: BertConfig
@@ -64,6 +66,7 @@ class NumpyModel:
     labels: tuple[str, ...] = ()
     problem_type: str = "single_label_classification"
     max_seq_length: int | None = None
+    history: tuple[str, ...] = ()
 
     @property
     def max_text_length(self) -> int:

@@ -62,6 +62,7 @@ def write_extended_model(
     source: epath.PathLike,
     output: epath.PathLike,
     read_documents: Callable[[], Iterable[list[str]]],
+    text_name: str,
     num_tokens: int,
     new_embeddings: str = "mean",
     workers: int | None = 1,
@@ -74,6 +75,7 @@ def write_extended_model(
       source: model directory, checkpoint or workdir.
       output: new or empty directory.
       read_documents: returns the documents of a domain, each a list of lines; called twice.
+      text_name: name of their text in the history of the model.
       num_tokens: number of new tokens.
       new_embeddings: see `extend_model`.
       workers: processes that count words; None for one per core.
@@ -82,7 +84,7 @@ def write_extended_model(
       InputError: the source is not a model with a WordPiece vocabulary, Hugging Face's format
         cannot express it, or the text is too small. Nothing is left behind.
     """
-    source = model_path(source)
+    source_name, source = source, model_path(source)
     with new_directory(epath.Path(output), "--output") as draft:
         model = _read_wordpiece_model(source)
         tokenizer = model.tokenizer
@@ -91,12 +93,16 @@ def write_extended_model(
         eval_counts, counts = count(held_out=True), count(held_out=False)
         tokens = choose_tokens(counts, tokenizer, num_tokens)
         extended, ids = extend_model(model, tokens, new_embeddings)
+        assert isinstance(extended.tokenizer, WordPieceTokenizer)
+        before, after = (count_tokens(eval_counts, t) for t in (tokenizer, extended.tokenizer))
+        change = (
+            f"vocabulary: {num_tokens:,} tokens added to {source_name} for {text_name}: "
+            f"{before.tokens / before.words:.3f} tokens per word before, "
+            f"{after.tokens / after.words:.3f} after"
+        )
+        extended = dataclasses.replace(extended, history=(*model.history, change))
         huggingface.write(extended, draft)
-        card = model_card(extended, draft, {})
-        card += f"The vocabulary of a model was extended by {num_tokens:,} tokens.\n"
-        atomic_write_text(draft / "README.md", card)
-    assert isinstance(extended.tokenizer, WordPieceTokenizer)
-    before, after = (count_tokens(eval_counts, t) for t in (tokenizer, extended.tokenizer))
+        atomic_write_text(draft / "README.md", model_card(extended, draft, {}))
     return Extension(extended, tokens, ids, len(tokenizer.tokens), before, after)
 
 

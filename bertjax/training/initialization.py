@@ -36,7 +36,7 @@ from bertjax.model.heads import HEADS
 from bertjax.model.initialization import check_extension, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
-from bertjax.workdir.model_records import RECORD_FILES, describe_hub_model
+from bertjax.workdir.model_records import RECORD_FILES, describe_hub_model, read_history
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -95,6 +95,7 @@ class PretrainedModel:
       tokenizer: None for a published model without a vocabulary.
       labels: label names of its classifier; empty without one.
       calibration: calibration of the checkpoint; empty without one.
+      history: see `NumpyModel.history`.
 
     Raises:
       InputError: there is no such model; see `bertjax.formats.loading.read_model`.
@@ -116,13 +117,14 @@ class PretrainedModel:
             self._published = read_model(path, format_name)
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
+            self.history = self._published.history
 
     def _open_checkpoint(self, path: epath.Path) -> tuple[BertConfig, Any]:
         """Read everything but the parameters; return the model's configuration and shapes."""
         registry.register_heads(path)
         self.path = path
         self.tokenizer, self.labels = load_tokenizer(path), read_labels(path)
-        self.calibration = read_calibration(path)
+        self.calibration, self.history = read_calibration(path), read_history(path)
         self.digest = hashlib.sha256((path / MANIFEST_FILE).read_bytes()).hexdigest()
         return read_model_config(path / "config.json"), read_param_shapes(path)
 
@@ -387,8 +389,8 @@ def write_model_record(field: str, model: PretrainedModel, workdir: epath.Path) 
     if distributed.is_process_0() and not record.exists():
         name = model.path.name
         step = int(name) if name.isdigit() and find_format(model.path) == "bertjax" else None
-        content = {"path": str(model.path), "step": step, "digest": model.digest}
-        content |= describe_hub_model(model.source)
+        content: dict[str, Any] = {"path": str(model.path), "step": step, "digest": model.digest}
+        content |= {"history": model.history, **describe_hub_model(model.source)}
         atomic_write_text(record, json.dumps(content, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""Records of the models that a run was initialized from and learns from, and commits on the Hub.
+"""Records of the models that a run was initialized from and learns from, with history and commits.
 
 A repository on the Hub may change at any time. All processes of a run read the commit that process
 0 found, and a resumed run the recorded one.
@@ -9,11 +9,14 @@ import re
 
 from etils import epath
 
+from bertjax.config.loading import read_run_record
 from data_pipelines.hub import find_commit, is_hub, pin_commit
 from data_pipelines.schema import read_json_object
 
 # In a workdir: the models that its run was initialized from, and learns from.
 RECORD_FILES = {"init": "init.json", "distill.teacher": "teacher.json"}
+_HISTORY_SCHEMA = {"history": [str]}  # of init.json
+_RUN_SCHEMA = {"task": str, "init": str, "data": {"dir": str, "objective?": str}}
 _HASH_DIGITS = 40
 _DIGITS_PER_NUMBER = 4  # numbers of 32 bits with a sign are broadcast
 
@@ -21,6 +24,28 @@ _DIGITS_PER_NUMBER = 4  # numbers of 32 bits with a sign are broadcast
 def describe_hub_model(path: epath.PathLike) -> dict[str, str]:
     """Return the part of a record that names the commit of a model; empty if not on the Hub."""
     return {"hub": str(path), "commit": find_commit(path)} if is_hub(path) else {}
+
+
+def read_history(checkpoint: epath.Path) -> tuple[str, ...]:
+    """Return what made the parameters of a checkpoint; see `NumpyModel.history`.
+
+    The last line is its run. The others are in its workdir, so that a copy elsewhere lacks them.
+
+    Raises:
+      InputError: a record is damaged.
+    """
+    if not (checkpoint / "run.json").exists():
+        return ()
+    fix = "Use another checkpoint."
+    record, earlier = checkpoint.parent.parent / RECORD_FILES["init"], []
+    if checkpoint.parent.name == "checkpoints" and record.exists():
+        earlier = read_json_object(record, _HISTORY_SCHEMA, fix)["history"]
+    config = read_json_object(checkpoint / "config.json", _RUN_SCHEMA, fix)
+    data, step = config["data"], read_run_record(checkpoint)["step"]
+    objective = f" ({data['objective']})" if data.get("objective") else ""
+    init = config["init"] or "random parameters"
+    run = f"{config['task']}{objective}: {step:,} steps on {data['dir']}, initialized from {init}"
+    return *earlier, run
 
 
 def pin_recorded_commits(workdir: epath.PathLike) -> None:
