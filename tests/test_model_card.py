@@ -90,6 +90,12 @@ def test_card_states_objective_masking_and_mixture_of_an_adapted_model(tmp_path)
     assert "| mixture | 75.0% d/law, 25.0% d/wiki (of the sequences) |" in card
     assert "| law/mlm_loss | 2.5000 |" in card
     assert "15% of the tokens of the eval splits are masked, 80/10/10." in card
+    assert "batches" not in card  # the whole eval split
+
+
+def test_card_of_pretraining_states_the_number_of_eval_batches(tmp_path) -> None:
+    card = pretraining_card(tmp_path, ADAPTED, eval_batches=20)
+    assert "At most the first 20 batches of each eval split are evaluated on." in card
 
 
 def test_card_of_constant_masking_names_one_rate_and_other_replacements(tmp_path) -> None:

@@ -17,7 +17,7 @@ from data_pipelines.schema import check_schema, read_json_object
 _SCHEMA = {
     **{"task": str, "batch_size": int, "max_seq_length": int, "steps": (int, str), "seed": int},
     **{"init": str, "data": {"dir": str}, "optimizer": {"name": str, "learning_rate": float}},
-    **{"init_layers": str, "init_positions": str, "distill": {"teacher": str}},
+    **{"eval_batches": int, "init_layers": str, "init_positions": str, "distill": {"teacher": str}},
 }
 _PRETRAINING = "pretraining"
 _PRETRAINING_SCHEMA = {
@@ -204,4 +204,9 @@ def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[s
         ]
         if is_pretraining and config["data"]["objective"] in _MASKED:
             lines += ["", "15% of the tokens of the eval splits are masked, 80/10/10."]
+        if is_pretraining and (count := config["eval_batches"]):
+            lines += [
+                "",
+                f"At most the first {count:,} batches of each eval split are evaluated on.",
+            ]
     return [*lines, ""]
