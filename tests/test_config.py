@@ -49,6 +49,14 @@ def test_load_config_suggests_the_nearest_field(field: str, nearest: str) -> Non
         ({"seed": "one"}, "seed='one': is of type str. Use int"),
         ({"seed": True}, "seed=True: is of type bool. Use int"),
         ({"batch_size": 2.5}, "batch_size=2.5: is of type float. Use int"),
+        (
+            {"optimizer": {"warmup": 0.1}},
+            r"warmup=0\.1: is of type float\. Use a whole number, or a share such as '10%'",
+        ),
+        (
+            {"num_train_epochs": 3},
+            "there is no such field. Of Trainer's argument it is steps='3 ep",
+        ),
         ({"packing": 1}, "packing=1: is of type int. Use bool"),
         ({"model": 3}, "model=3: is not a section. Set fields such as model.vocab_size"),
         ({"data": 3}, "data=3: is not a section"),

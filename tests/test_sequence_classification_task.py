@@ -303,7 +303,7 @@ def test_evaluate_reports_each_eval_set_and_mean(trained, folder, tmp_path) -> N
     scores = evaluation.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
-    assert not registry.find_task(config.task).is_degenerate(scores)
+    assert not registry.find_task(config.task).is_degenerate(scores, "accuracy")
     assert {"dev-a.predictions", "dev-b.predictions"} == evaluation.files.keys()
 
 
@@ -375,3 +375,22 @@ def test_read_sets_reads_tables_as_others_write_them(
     assert train.values == values and train.texts[0].startswith("a")
     assert '"' not in train.texts[0] or train.texts[0] == 'a "b"'
     assert len(label_names(train)) >= 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "correlation", "is_degenerate"),
+    [
+        ("accuracy", 0.4, True),
+        ("macro_f1", 0.4, False),  # rare classes are found at the cost of the frequent one
+        ("macro_f1", 0.0, True),  # one class for all
+        ("matthews_correlation", -0.1, True),
+    ],
+)
+def test_runs_are_degenerate_in_the_metric_that_ranks_them(
+    metric: str, correlation: float, is_degenerate: bool
+) -> None:
+    scores = {"accuracy": 0.6, "majority_accuracy": 0.7, "macro_f1": 0.5}
+    scores["matthews_correlation"] = correlation
+    task = registry.find_task("sequence_classification")
+    assert task.is_degenerate(scores, metric) is is_degenerate
+    assert not task.is_degenerate({**scores, "accuracy": 0.8}, "accuracy")

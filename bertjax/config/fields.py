@@ -12,6 +12,27 @@ from data_pipelines.errors import InputError
 
 Options = TypeVar("Options")
 
+# What users of `TrainingArguments` try, and no field resembles.
+_TRAINER_ARGUMENTS = {
+    **{
+        "num_train_epochs": "steps='3 epochs'",
+        "max_steps": "steps",
+        "warmup_steps": "optimizer.warmup",
+    },
+    **{"warmup_ratio": "optimizer.warmup=10%", "lr_scheduler_type": "optimizer.schedule"},
+    **{"learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay"},
+    **{
+        "per_device_train_batch_size": "batch_size",
+        "per_device_eval_batch_size": "eval_batch_size",
+    },
+    **{"logging_steps": "log_every", "eval_steps": "eval_every", "save_steps": "checkpoint_every"},
+    **{"eval_strategy": "eval_every", "save_strategy": "checkpoint_every"},
+    **{"save_total_limit": "max_to_keep", "metric_for_best_model": "best_metric"},
+    **{"load_best_model_at_end": "best_metric", "label_smoothing_factor": "data.label_smoothing"},
+    **dict.fromkeys(("bf16", "fp16"), "model.dtype=bfloat16"),
+    **{"output_dir": "--workdir", "model_name_or_path": "init"},
+}
+
 
 def build_dataclass(
     cls: type, raw: Mapping[str, Any], prefix: str = "", suggestions: type | None = None
@@ -51,6 +72,8 @@ def build_dataclass(
 
 def unknown_field_message(name: str, value: Any, known: Sequence[str]) -> str:
     """Return the error message for an unknown field, with the most similar known one."""
+    if field := _TRAINER_ARGUMENTS.get(name):
+        return f"{name}={value!r}: there is no such field. Of Trainer's argument it is {field}."
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"{name}={value!r}: there is no such field. Did you mean {nearest[0]}?"
 
@@ -80,6 +103,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
         raise InputError(f"{name}={value}: is too large. Use less than 64 bits.")
     if not any(type(value) is kind for kind in allowed):  # bool does not count as int
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+        if {int, str} <= {*allowed} and isinstance(value, float) and 0 < value < 1:
+            kinds = f"a whole number, or a share such as '{100 * value:g}%'"
         raise InputError(f"{name}={value!r}: is of type {type(value).__name__}. Use {kinds}.")
     return value
 

@@ -286,7 +286,7 @@ def _record(
             # JSON has no number that is not finite.
             "scores": {k: v if math.isfinite(v) else None for k, v in run_scores.items()},
             "failed": not math.isfinite(run_scores.get("loss", math.nan))
-            or trainer.task.is_degenerate(run_scores),
+            or trainer.task.is_degenerate(run_scores, primary_metric.name),
         }
         for name, run_scores in zip(names, scores, strict=True)
     }

@@ -210,8 +210,8 @@ class Task(abc.ABC):
         """Return a sequence of a batch as text for a person."""
 
     @staticmethod
-    def is_degenerate(scores: Mapping[str, float]) -> bool:
-        """Return whether a run with these scores learned nothing."""
+    def is_degenerate(scores: Mapping[str, float], metric: str) -> bool:
+        """Return whether a run with these scores, ranked by a metric, learned nothing."""
         return False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Weights of an ONNX graph as int8, and how the answers change."""
+"""Weights of an ONNX graph as int8, and a check of what that changes."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ ReadInputs = Callable[[Pipeline[Any] | type[Pipeline[Any]]], Iterable[PredictInp
 
 
 class Comparison(NamedTuple):
-    """How the answers of int8 weights differ from those of float32.
+    """Differences between the answers of int8 weights and those of float32.
 
     Attributes:
       num_examples: number of inputs.

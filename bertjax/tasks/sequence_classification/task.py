@@ -143,13 +143,17 @@ class SequenceClassificationTask(FinetuningTask):
         return self.labels[int(value)]
 
     @staticmethod
-    def is_degenerate(scores: Mapping[str, float]) -> bool:
+    def is_degenerate(scores: Mapping[str, float], metric: str) -> bool:
         """Return whether accuracy is at most that of the majority class (Mosbach et al. 2021).
 
-        A regression is degenerate without a positive correlation.
+        A regression is degenerate without a positive correlation. Runs of single-label
+        classification that another metric ranks are so without a positive Matthews correlation:
+        with weights of rare classes a good model may be less accurate than the majority class.
         """
         if "pearson" in scores:
             return not scores["pearson"] > 0
+        if "matthews_correlation" in scores and metric != "accuracy":
+            return not scores["matthews_correlation"] > 0
         accuracy = scores["subset_accuracy" if "subset_accuracy" in scores else "accuracy"]
         return not accuracy > scores["majority_accuracy"]
 

@@ -129,7 +129,7 @@ class TokenClassificationTask(FinetuningTask):
         return "\n".join(lines)
 
     @staticmethod
-    def is_degenerate(scores: Mapping[str, float]) -> bool:
+    def is_degenerate(scores: Mapping[str, float], metric: str) -> bool:
         """Return whether no entity was found, or no word of word tags is right."""
         return not scores.get("f1", scores["accuracy"]) > 0
 
