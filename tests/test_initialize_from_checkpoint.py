@@ -22,9 +22,10 @@ from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.initialization import PretrainedModel, open_recorded, write_model_record
+from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.setup import make_trainer
 from bertjax.training.trainer import StoppedError
+from bertjax.workdir.model_records import write_model_record
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 

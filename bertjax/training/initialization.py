@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -27,7 +26,6 @@ from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
 from bertjax.formats.detection import find_format
 from bertjax.formats.loading import read_labels, read_model
 from bertjax.formats.tensors import NumpyModel
-from bertjax.mesh import distributed
 from bertjax.mesh.feed import to_devices
 from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
@@ -36,11 +34,10 @@ from bertjax.model.heads import HEADS
 from bertjax.model.initialization import check_extension, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
-from bertjax.workdir.model_records import RECORD_FILES, describe_hub_model, read_history
+from bertjax.workdir.model_records import RECORD_FILES, read_history
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
-from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
@@ -381,17 +378,6 @@ def open_recorded(field: str, path: epath.PathLike, workdir: epath.Path) -> Pret
             f"{model.digest[:12]}, recorded {recorded['digest'][:12]}). Use another --workdir."
         )
     return model
-
-
-def write_model_record(field: str, model: PretrainedModel, workdir: epath.Path) -> None:
-    """Record the model that a field names in the workdir of a run."""
-    record = workdir / RECORD_FILES[field]
-    if distributed.is_process_0() and not record.exists():
-        name = model.path.name
-        step = int(name) if name.isdigit() and find_format(model.path) == "bertjax" else None
-        content: dict[str, Any] = {"path": str(model.path), "step": step, "digest": model.digest}
-        content |= {"history": model.history, **describe_hub_model(model.source)}
-        atomic_write_text(record, json.dumps(content, indent=1))
 
 
 def _digest(params: Any) -> str:

@@ -31,7 +31,7 @@ from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.cadence import Cadence, EarlyStopping
 from bertjax.training.evaluator import check_best_metric, check_tokenizer
-from bertjax.training.initialization import PretrainedModel, open_recorded, write_model_record
+from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.metric_writers import MetricWriters, StepLogger
 from bertjax.training.run_summary import summarize_result, summarize_run
@@ -41,7 +41,7 @@ from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
 from bertjax.workdir.goodput import GOODPUT_FILE, GoodputClock
 from bertjax.workdir.lock import WorkdirLock
-from bertjax.workdir.model_records import RECORD_FILES
+from bertjax.workdir.model_records import RECORD_FILES, write_model_record
 from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
 

@@ -5,12 +5,17 @@ A repository on the Hub may change at any time. All processes of a run read the 
 """
 
 import functools
+import json
 import re
+from typing import Any, Protocol
 
 from etils import epath
 
 from bertjax.config.loading import read_run_record
+from bertjax.formats.detection import find_format
+from bertjax.mesh import distributed
 from data_pipelines.hub import find_commit, is_hub, pin_commit
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
 
 # In a workdir: the models that its run was initialized from, and learns from.
@@ -21,9 +26,28 @@ _HASH_DIGITS = 40
 _DIGITS_PER_NUMBER = 4  # numbers of 32 bits with a sign are broadcast
 
 
-def describe_hub_model(path: epath.PathLike) -> dict[str, str]:
-    """Return the part of a record that names the commit of a model; empty if not on the Hub."""
-    return {"hub": str(path), "commit": find_commit(path)} if is_hub(path) else {}
+class RecordedModel(Protocol):
+    """What a record states of a model; see `bertjax.training.initialization.PretrainedModel`."""
+
+    source: epath.PathLike
+    path: epath.Path
+    history: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hex digest that changes with the parameters."""
+
+
+def write_model_record(field: str, model: RecordedModel, workdir: epath.Path) -> None:
+    """Record the model that a field names in the workdir of a run."""
+    record = workdir / RECORD_FILES[field]
+    if distributed.is_process_0() and not record.exists():
+        name, source = model.path.name, model.source
+        step = int(name) if name.isdigit() and find_format(model.path) == "bertjax" else None
+        content: dict[str, Any] = {"path": str(model.path), "step": step, "digest": model.digest}
+        content |= {"history": model.history}
+        content |= {"hub": str(source), "commit": find_commit(source)} if is_hub(source) else {}
+        atomic_write_text(record, json.dumps(content, indent=1))
 
 
 def read_history(checkpoint: epath.Path) -> tuple[str, ...]:
