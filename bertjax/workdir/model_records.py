@@ -27,7 +27,7 @@ _DIGITS_PER_NUMBER = 4  # numbers of 32 bits with a sign are broadcast
 
 
 class RecordedModel(Protocol):
-    """What a record states of a model; see `bertjax.training.initialization.PretrainedModel`."""
+    """The part of `bertjax.training.initialization.PretrainedModel` that a record states."""
 
     source: epath.PathLike
     path: epath.Path
