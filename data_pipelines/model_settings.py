@@ -211,6 +211,19 @@ _POOLING = {
     **_settings("irrelevant", "word_embedding_dimension embedding_dimension"),
 }
 
+_DENSE = {
+    **_settings("honored", "in_features out_features bias"),
+    "activation_function": _rejected(
+        "Use a model whose Dense has none, Identity.", "torch.nn.modules.linear.Identity"
+    ),
+    "module_input_name": _rejected(
+        "Use a model whose Dense is of embeddings.", "sentence_embedding"
+    ),
+    "module_output_name": _rejected(
+        "Use a model whose Dense is of embeddings.", "sentence_embedding"
+    ),
+}
+
 _MODULES = {
     **_settings("honored", "path type"),
     "kwargs": _rejected("Give a model without them.", [], {}),
@@ -226,6 +239,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "sentence_bert_config.json": _SENTENCE_BERT,
     "config_sentence_transformers.json": _SENTENCE_TRANSFORMERS,
     "1_Pooling/config.json": _POOLING,
+    "2_Dense/config.json": _DENSE,
 }
 """The settings of each file. Those of an object inside tokenizer.json have its name before."""
 

@@ -14,7 +14,9 @@ data     directory of train.jsonl (.csv, .tsv, .parquet, compressed or not) and 
 train_file, eval_file  names of other files in it; eval_file='*-dev.csv' evaluates several
 texts    columns to train on, such as query+answer, if there are others; eval_texts those of eval
          files
-loss     multiple_negatives_ranking, cosent or cosine_similarity; by default by the columns
+loss     multiple_negatives_ranking, cosent or cosine_similarity, by default by the columns; or mse
+         with --config.distill.teacher=DIR or --config.distill.embeddings=FILE.npz: texts alone, and
+         their embeddings by a teacher
 pooling  mean, cls or max over the vectors of a text's tokens; by default that of init, or mean
 smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 

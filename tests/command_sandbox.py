@@ -121,6 +121,10 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
         "pairs/train.jsonl": "translations.jsonl", "pairs/dev.jsonl": "translations-dev.jsonl",
         "conll/train.conll": "words.conll", "conll/dev.conll": "words-dev.conll",
     }  # fmt: skip
+    texts = [
+        {"text": line} for line in sample_text(seed=4, documents=8).split("\n") if line.strip()
+    ]
+    toy_tasks.write_lines(sandbox / "texts.jsonl", texts)
     for target, file in copies.items():
         (sandbox / target).parent.mkdir(exist_ok=True)
         shutil.copy(toys / file, sandbox / target)

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.tasks.embeddings.losses import LossOptions, arrange_texts, embeddings_sums
+from bertjax.tasks.embeddings.losses import (
+    LossOptions,
+    arrange_texts,
+    embeddings_sums,
+    teacher_sums,
+)
 
-GOLDENS = np.load(pathlib.Path(__file__).parent / "goldens" / "embeddings_losses.npz")
+FOLDER = pathlib.Path(__file__).parent / "goldens"
+GOLDENS, TEACHER = np.load(FOLDER / "embeddings_losses.npz"), np.load(FOLDER / "teacher_loss.npz")
 RANKING = "multiple_negatives_ranking"
 DIMS = (16, 8, 3)
 OPTIONS = {
@@ -60,6 +66,39 @@ def test_embeddings_sums_leave_out_missing_examples(name: str) -> None:
     np.testing.assert_allclose(loss, alone, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(padded_gradient[:7], gradient, rtol=1e-5, atol=1e-6)
     assert not np.any(padded_gradient[7:])
+
+
+@jax.jit
+def teacher_loss_and_gradient(vectors, teacher, weights):
+    def loss(vectors):
+        value, weight = teacher_sums(vectors, teacher, weights)["embeddings_loss"]
+        return value / weight
+
+    return jax.value_and_grad(loss)(vectors)
+
+
+def test_teacher_sums_equal_those_of_sentence_transformers() -> None:
+    arrays = [TEACHER[name] for name in ("vectors", "teacher")]
+    loss, gradient = teacher_loss_and_gradient(*arrays, np.ones(12, np.float32))
+    np.testing.assert_allclose(loss, TEACHER["loss"], rtol=1e-6)
+    np.testing.assert_allclose(gradient, TEACHER["gradient"], atol=1e-6)
+    # Slots without a text, whatever they hold.
+    padded = [np.concatenate([array, array[::-1]]).reshape(4, 6, 16) for array in arrays]
+    weights = (np.arange(24) < 12).reshape(4, 6).astype(np.float32)
+    again, padded_gradient = teacher_loss_and_gradient(*padded, weights)
+    np.testing.assert_allclose(again, loss, rtol=1e-6)
+    np.testing.assert_allclose(padded_gradient.reshape(24, 16)[:12], gradient, atol=1e-7)
+    assert not np.any(padded_gradient.reshape(24, 16)[12:])
+
+
+def test_teacher_sums_of_the_teacher_itself() -> None:
+    teacher, weights = TEACHER["teacher"], np.ones(12, np.float32)
+    loss, gradient = teacher_loss_and_gradient(teacher, teacher, weights)
+    assert float(loss) == 0 and not np.any(gradient)
+    sums = teacher_sums(jnp.asarray(teacher), jnp.asarray(teacher), jnp.asarray(weights), (8, 3))
+    assert [*sums] == ["embeddings_loss", "cosine", "cosine_8", "cosine_3"]
+    for name in ("cosine", "cosine_8", "cosine_3"):
+        np.testing.assert_allclose(sums[name][0] / sums[name][1], 1, rtol=1e-6)
 
 
 def test_accuracy_is_the_share_of_anchors_nearest_to_their_positive() -> None:

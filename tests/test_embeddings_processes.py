@@ -44,7 +44,19 @@ def train(folder: pathlib.Path, workdir: pathlib.Path, count: int, **fields: obj
     "fields", [{}, *in_test_all({"gradient_accumulation_steps": 2, "data__symmetric": True})]
 )
 def test_two_processes_have_the_ranking_losses_of_one(fields, folder, tmp_path) -> None:
-    one, two = (train(folder, tmp_path / str(count), count, **fields) for count in (1, 2))
+    assert_equal_runs(folder, tmp_path, **fields)
+
+
+@pytest.mark.minutes
+def test_two_processes_have_the_losses_against_a_teacher_of_one(folder, tmp_path) -> None:
+    teacher = toy_embeddings.write_teacher(folder, folder / "teacher")
+    fields = {"distill__teacher": teacher, "gradient_accumulation_steps": 2}
+    files = {"data__train_file": "texts.jsonl", "data__eval_file": "texts.jsonl"}
+    assert_equal_runs(folder, tmp_path, **fields, **files, model__hidden_size=32)
+
+
+def assert_equal_runs(folder: pathlib.Path, path: pathlib.Path, **fields: object) -> None:
+    one, two = (train(folder, path / str(count), count, **fields) for count in (1, 2))
     assert [line["step"] for line in one if line["split"] == "train"] == [*range(1, 7)]
     assert len({line["loss"] for line in one}) > 6
     for ours, theirs in zip(two, one, strict=True):

@@ -303,7 +303,7 @@ def test_encode_and_predict_pool_as_in_training(trained) -> None:
 def test_export_has_the_modules_of_sentence_transformers(trained, tmp_path) -> None:
     path = tmp_path / "hf"
     convert(trained, path, "bertjax", "hf")
-    assert find_pooling_config(path) == (path, "max", True, 16, False, "")
+    assert find_pooling_config(path) == (path, "max", True, 16, False, "", 0)
     ours, theirs = (bertjax.load(model).encode(TEXTS) for model in (trained, path))
     np.testing.assert_array_equal(ours, theirs)
     assert "library_name: sentence-transformers" in (path / "README.md").read_text()

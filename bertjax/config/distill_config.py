@@ -33,6 +33,11 @@ class DistillConfig:
         "file of `bertjax predict --save-logits`, whose logits are learned instead of a teacher's "
         "in the train step",
     )
+    embeddings: str = field(
+        "",
+        "file of `bertjax embed` in .npz, whose embeddings of the training and eval texts are "
+        "learned instead of a teacher's in the train step",
+    )
     unlabeled: str = field(
         "",
         "file of examples without labels, which are trained on beside the labeled ones and have "
@@ -87,12 +92,12 @@ class DistillConfig:
         for name in ("relation_heads", "relation_layer"):
             if getattr(self, name) < 0:
                 raise InputError(f"distill.{name}={getattr(self, name)}: negative. Use 0 or more.")
-        if not (self.teacher or self.logits):
+        if not self.is_on:
             for item in dataclasses.fields(self):
                 if (value := getattr(self, item.name)) != item.default:
                     raise InputError(
-                        f"distill.{item.name}={value!r}: needs a teacher. Set distill.teacher or "
-                        "distill.logits, or remove it."
+                        f"distill.{item.name}={value!r}: needs a teacher. Set distill.teacher, "
+                        "distill.logits or distill.embeddings, or remove it."
                     )
         elif not any(max(self.schedule(name)) for name in _SCHEDULED[2:]):
             raise InputError(
@@ -111,6 +116,11 @@ class DistillConfig:
     def reads_logits(self) -> bool:
         """True if the student learns the teacher's logits."""
         return max(self.schedule("logits_weight")) > 0
+
+    @property
+    def is_on(self) -> bool:
+        """True if the student learns from a teacher or from what it wrote."""
+        return bool(self.teacher or self.logits or self.embeddings)
 
     def schedule(self, name: str) -> tuple[float, float]:
         """Return the first and the last value of a weight or of the temperature."""

@@ -1,10 +1,12 @@
 """Loading of a model directory of any format: configuration, tokenizer, labels, arrays."""
 
+import functools
 import json
 import logging
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from etils import epath
 
 from bertjax.checkpointing.lookup import read_checkpoint, read_unverified_checkpoint
@@ -17,7 +19,8 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.heads import check_modules_known
+from bertjax.model.heads import PROJECTION, check_modules_known
+from bertjax.model.pooling import init_projection
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.hub import model_path
@@ -139,8 +142,12 @@ def _read_bertjax(path: epath.Path) -> NumpyModel:
 def _check_shapes(params: Any, config: BertConfig, path: epath.Path) -> None:
     """Raise InputError for unknown heads or wrong shapes of a tree of arrays or shapes."""
     check_modules_known(params, path)
-    expected = dict(named_leaves(param_shapes(config)))
-    for name, array in named_leaves(params):
+    expected, leaves = dict(named_leaves(param_shapes(config))), dict(named_leaves(params))
+    if (bias := leaves.get(f"{PROJECTION}/bias")) is not None:  # its size is no field of the model
+        init = functools.partial(init_projection, input_size=config.output_size, size=bias.size)
+        shapes = {PROJECTION: jax.eval_shape(init, jax.random.key(0))}
+        expected |= dict(named_leaves(shapes))
+    for name, array in leaves.items():
         if name not in expected:
             raise InputError(f"{path}: has {name}, which BERT lacks. Give a BERT model.")
         if array.shape != expected[name].shape:

@@ -1,19 +1,24 @@
-"""Model directories of sentence-transformers: a model and its pooling."""
+"""Model directories of sentence-transformers: a model, its pooling and a linear layer after it."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+import safetensors.numpy
 from etils import epath
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.checkpointing.lookup import has_checkpoint, read_unverified_checkpoint
 from bertjax.config.loading import read_config_dict
+from bertjax.formats.detection import WEIGHTS
 from bertjax.formats.huggingface import read_max_length
+from bertjax.formats.weights import read_files
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
-from data_pipelines.paths import atomic_write_text, member_path
+from data_pipelines.paths import atomic_write_bytes, atomic_write_text, member_path
 from data_pipelines.schema import check_schema, read_json_object, read_json_value
 
 MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
@@ -27,7 +32,15 @@ _FIX = "Download it again."
 _MODULES_SCHEMA = [{"type": str, "path": str}]
 _POOLING_SCHEMA = {"pooling_mode?": str, "include_prompt?": bool}
 _TRAINED_TASK = "embeddings"
-_TRAINED_SCHEMA = {"max_seq_length": int, "data": {"pooling": str, "normalize": bool}}
+_TRAINED_SCHEMA = {
+    "max_seq_length": int,
+    "data": {"pooling": str, "normalize": bool, "projection_size": int},
+}
+_DENSE, _IDENTITY = "2_Dense", "torch.nn.modules.linear.Identity"
+_DENSE_SCHEMA = {
+    **{"in_features": int, "out_features": int, "bias?": bool},
+    "activation_function": str,
+}
 _SETTINGS_SCHEMA = {
     **{"max_seq_length?": int, "do_lower_case?": bool},
     **{"prompts?": {str: (str, None)}, "default_prompt_name?": str},
@@ -37,6 +50,12 @@ _POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
 }
+_OPTIONAL: tuple[list[str], ...] = (
+    [],
+    ["Dense"],
+    ["Normalize"],
+    ["Dense", "Normalize"],
+)  # modules after the pooling
 
 
 class PoolingConfig(NamedTuple):
@@ -49,6 +68,7 @@ class PoolingConfig(NamedTuple):
       max_seq_length: largest number of tokens of a text; None if unspecified.
       do_lower_case: whether texts are lower-cased before they are tokenized.
       prompt: text before each text; its tokens are pooled too.
+      projection_size: components that a linear layer computes of a pooled vector; 0 without one.
     """
 
     model: epath.Path
@@ -57,6 +77,7 @@ class PoolingConfig(NamedTuple):
     max_seq_length: int | None
     do_lower_case: bool = False
     prompt: str = ""
+    projection_size: int = 0
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
@@ -73,23 +94,27 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
             pooling = read_unverified_checkpoint(path, checkpoint_pooling_config)
             return pooling and pooling._replace(model=path)
         return None
-    modules = read_json_value(path / MODULES_FILE, _MODULES_SCHEMA, _FIX)
-    kinds = [
-        (
-            module["type"].rpartition(".")[2],
-            member_path(path, module["path"], path / MODULES_FILE) if module["path"] else path,
-        )
-        for module in modules
-    ]
+    kinds = _read_modules(path)
     names = [kind for kind, _ in kinds]
-    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    optional = [name for name in names[2:] if name in ("Dense", "Normalize")]
+    if (
+        names[:2] != ["Transformer", "Pooling"]
+        or optional not in _OPTIONAL
+        or names[2:] != optional
+    ):
         raise InputError(
-            f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling "
-            "and Normalize, in this order. Give the directory of the encoder, and --pooling."
+            f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling, "
+            "Dense and Normalize, in this order. Give the directory of the encoder, and --pooling."
         )
-    for module in modules:
-        check_settings(path / MODULES_FILE, module, MODULES_FILE)
     model, pooling = kinds[0][1], kinds[1][1]
+    projection_size = 0
+    if "Dense" in names:
+        projection_size = _read_dense_size(kinds[2][1])
+        if model != path:
+            raise InputError(
+                f"{path}: has a module Dense, and its encoder in {model.name}. Save it with "
+                "sentence-transformers 3 or later, which writes the encoder beside modules.json."
+            )
     settings = _read_sentence_config(model)
     pooling_dict = read_json_object(pooling / "config.json", _POOLING_SCHEMA, _FIX)
     check_settings(pooling / "config.json", pooling_dict, "1_Pooling/config.json")
@@ -102,7 +127,56 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     max_seq_length = settings.get("max_seq_length") or read_max_length(model)
     mode = _pooling_mode(pooling_dict, path)
     lower_case = bool(settings.get("do_lower_case"))
-    return PoolingConfig(model, mode, len(names) > 2, max_seq_length, lower_case, prompt)
+    normalize = "Normalize" in names
+    return PoolingConfig(
+        model, mode, normalize, max_seq_length, lower_case, prompt, projection_size
+    )
+
+
+def read_projection(path: epath.PathLike) -> dict[str, np.ndarray] | None:
+    """Return kernel float32 [H, D] and bias float32 [D] of the module Dense of a directory.
+
+    Without exactly one such module the result is None.
+
+    Raises:
+      InputError: files are missing or damaged.
+    """
+    path = model_path(path)
+    if not (path / MODULES_FILE).exists():
+        return None
+    folders = [folder for kind, folder in _read_modules(path) if kind == "Dense"]
+    if len(folders) != 1:
+        return None
+    arrays = {name: array.astype(np.float32) for name, array in read_files(folders[0]).items()}
+    weight = arrays.get("linear.weight")
+    if weight is None or weight.ndim != 2:
+        raise InputError(f"{folders[0]}: has no matrix linear.weight. {_FIX}")
+    bias = arrays.get("linear.bias", np.zeros(len(weight), np.float32))
+    return {"kernel": np.ascontiguousarray(weight.T), "bias": bias}
+
+
+def _read_modules(path: epath.Path) -> list[tuple[str, epath.Path]]:
+    """Return kind and directory of each module."""
+    modules = read_json_value(path / MODULES_FILE, _MODULES_SCHEMA, _FIX)
+    for module in modules:
+        check_settings(path / MODULES_FILE, module, MODULES_FILE)
+    return [
+        (
+            module["type"].rpartition(".")[2],
+            member_path(path, module["path"], path / MODULES_FILE) if module["path"] else path,
+        )
+        for module in modules
+    ]
+
+
+def _read_dense_size(folder: epath.Path) -> int:
+    """Return the components that a module Dense computes."""
+    content = read_json_object(folder / "config.json", _DENSE_SCHEMA, _FIX)
+    check_settings(folder / "config.json", content, f"{_DENSE}/config.json")
+    size: int = content["out_features"]
+    if size < 1:
+        raise InputError(f"{folder}: has out_features={size}. {_FIX}")
+    return size
 
 
 def checkpoint_pooling_config(checkpoint: epath.Path) -> PoolingConfig | None:
@@ -114,18 +188,35 @@ def checkpoint_pooling_config(checkpoint: epath.Path) -> PoolingConfig | None:
         return None
     check_schema(f"{checkpoint / 'config.json'}: ", config, _TRAINED_SCHEMA, "Use another one.")
     data = config["data"]
-    return PoolingConfig(checkpoint, data["pooling"], data["normalize"], config["max_seq_length"])
+    return PoolingConfig(
+        checkpoint,
+        data["pooling"],
+        data["normalize"],
+        config["max_seq_length"],
+        projection_size=data["projection_size"],
+    )
 
 
-def write_modules(path: epath.Path, pooling: PoolingConfig, size: int) -> None:
+def write_modules(
+    path: epath.Path,
+    pooling: PoolingConfig,
+    size: int,
+    projection: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Write the files with which sentence-transformers opens a directory of Hugging Face.
 
     Args:
       path: the directory.
       pooling: settings of the model.
-      size: components of an embedding.
+      size: components of a pooled vector.
+      projection: kernel and bias of the linear layer after the pooling; None without one.
     """
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    kinds = ["Transformer", "Pooling"]
+    kinds += [
+        kind
+        for kind, is_there in (("Dense", projection is not None), ("Normalize", pooling.normalize))
+        if is_there
+    ]
     modules = []
     for number, kind in enumerate(kinds):
         folder = f"{number}_{kind}" if number else ""
@@ -145,6 +236,14 @@ def write_modules(path: epath.Path, pooling: PoolingConfig, size: int) -> None:
         },
         _PROMPTS_FILE: {**prompts, "similarity_fn_name": "cosine"},
     }
+    if projection is not None:
+        kernel, bias = (np.asarray(projection[name]) for name in ("kernel", "bias"))
+        contents[f"{_DENSE}/config.json"] = {
+            **{"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": True},
+            "activation_function": _IDENTITY,
+        }
+        arrays = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
+        atomic_write_bytes(path / _DENSE / WEIGHTS, safetensors.numpy.save(arrays))
     for name, content in contents.items():
         atomic_write_text(path / name, json.dumps(content, indent=2) + "\n")
 

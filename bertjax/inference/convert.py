@@ -23,6 +23,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.trained_model import read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
+from bertjax.model.heads import PROJECTION
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.workdir.draft import new_directory
@@ -132,11 +133,17 @@ def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
     if format_name == "bertjax":
         write_params(draft, model.params, partial(_write_metadata, source))
     elif format_name == "tf1":
+        if PROJECTION in model.params:
+            raise InputError(
+                "data.projection_size: the TF1 format has no linear layer after the pooling. "
+                "Convert to hf."
+            )
         tf1.write(model, draft)
     else:
         huggingface.write(model, draft)
         if source.pooling:
-            write_modules(draft, source.pooling, model.config.output_size)
+            projection = model.params.get(PROJECTION)
+            write_modules(draft, source.pooling, model.config.output_size, projection)
         atomic_write_text(draft / "README.md", source.card)
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from etils import epath
 
+from bertjax.tasks.embeddings.stored_embeddings import TEXT_DIGESTS, digest_texts
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write, atomic_write_bytes, atomic_write_text, is_remote
 
@@ -144,13 +145,11 @@ def _to_shortest_floats(array: np.ndarray) -> Any:
 
 
 def _write_arrays(file: IO[bytes], read: PartReader) -> None:
-    """Write one array a name, joined over parts; the texts are left to the input."""
+    """Write one array a name, joined over parts; texts have their digests in place of them."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     for part in read():
-        for name, array in part.items():
-            if name == TEXTS_KEY:
-                continue
+        for name, array in _replace_texts(part).items():
             rows = shapes.get(name, (0,))[0] + len(array)
             shapes[name] = (rows, *array.shape[1:])
             dtypes[name] = np.promote_types(dtypes.get(name, array.dtype), array.dtype)
@@ -161,8 +160,16 @@ def _write_arrays(file: IO[bytes], read: PartReader) -> None:
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             with archive.open(entry, "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_2_0(member, header)
-                for part in read():
+                for part in map(_replace_texts, read()):
                     member.write(np.ascontiguousarray(part[name].astype(dtypes[name])).data)
+
+
+def _replace_texts(part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a part without its texts; with their digests if each has one vector."""
+    arrays = {name: array for name, array in part.items() if name != TEXTS_KEY}
+    if "counts" not in part:
+        arrays[TEXT_DIGESTS] = digest_texts(json.loads(part[TEXTS_KEY].tobytes()))
+    return arrays
 
 
 def _write_parquet(file: IO[bytes], read: PartReader) -> None:

@@ -48,8 +48,8 @@ def find_embedding_options(
 ) -> tuple[epath.Path, EmbeddingOptions]:
     """Return the model in a directory and the options of its embeddings.
 
-    A directory of sentence-transformers gives the defaults of pooling, normalization and length,
-    and the prompt and the case of texts. Elsewhere the pooling is "mean".
+    A directory of sentence-transformers gives the defaults of pooling, projection, normalization
+    and length, and the prompt and the case of texts. Elsewhere the pooling is "mean".
 
     Raises:
       InputError: an option is invalid, or the directory has a pooling that bertjax lacks.
@@ -59,8 +59,15 @@ def find_embedding_options(
         return model_path(directory), EmbeddingOptions(
             tuple(layers), level, pooling or "mean", normalize
         )
+    projection_size = 0
     if not pooling and level == "text":
         pooling, normalize = saved.pooling, saved.normalize or normalize
+        projection_size = saved.projection_size
+        if projection_size and tuple(layers) != (-1,):
+            raise InputError(
+                f"{directory}: a linear layer projects vectors of its last layer. Leave the layers "
+                "out, or give --pooling for vectors without it."
+            )
         suffix = ", scaled to length 1" if normalize else ""
         _log.info("%s: a text's embedding is pooled by %s%s.", saved.model, pooling, suffix)
     if saved.prompt:
@@ -70,7 +77,10 @@ def find_embedding_options(
     length = saved.max_seq_length or EmbeddingOptions.max_seq_length
     options = EmbeddingOptions(tuple(layers), level, pooling or "mean", normalize, length)
     return saved.model, dataclasses.replace(
-        options, do_lower_case=saved.do_lower_case, prompt=saved.prompt
+        options,
+        do_lower_case=saved.do_lower_case,
+        prompt=saved.prompt,
+        projection_size=projection_size,
     )
 
 

@@ -112,6 +112,11 @@ def save_logits(
     teacher = PretrainedModel(checkpoint)
     distill = dataclasses.replace(config.distill, teacher=str(checkpoint), logits="")
     task = registry.find_task(config.task)(dataclasses.replace(config, distill=distill))
+    if not task.objective.heads:
+        raise InputError(
+            f"--save-logits={output}: task={config.task} has no logits. Write embeddings with "
+            "`bertjax embed`."
+        )
     task.objective.check_inputs_repeat()
     check_tokenizer(task, teacher.tokenizer, teacher.path)
     if task.labels and task.labels != teacher.labels:

@@ -113,7 +113,8 @@ class Model:
             self._embedders[key] = Embedder(self._pretrained, options)
         embedder, listed = self._embedders[key], _as_texts(texts)
         if not listed:
-            return np.zeros((0, self.config.output_size), np.float32)
+            size = embedder.options.projection_size or self.config.output_size
+            return np.zeros((0, size), np.float32)
         encoded = embedder.encode(listed)
         embedder.warn_truncated(encoded.num_truncated, len(listed))
         return encoded.embeddings[0] if isinstance(texts, str) else encoded.embeddings

@@ -174,7 +174,8 @@ class Head:
 
 HEADS: dict[str, Head] = {}
 # Modules that are not heads.
-BACKBONE_MODULES = ("encoder", "decoder", "pooler", "features", "bilstm")
+PROJECTION = "projection"  # linear layer after the pooling of embeddings
+BACKBONE_MODULES = ("encoder", "decoder", "pooler", "features", "bilstm", PROJECTION)
 TRAINING_MODULES = ("distill",)  # parameters that only training uses; no model has them
 
 

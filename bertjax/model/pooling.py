@@ -1,4 +1,6 @@
-"""Pooling of token vectors into one vector per text."""
+"""Pooling of token vectors into one vector per text, and a linear layer after it."""
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,22 @@ def pool(vectors: Array, example_ids: Array, num_examples: int, pooling_mode: st
 
         pooled = jax.lax.map(maximum, is_own.swapaxes(0, 1)).swapaxes(0, 1)
     return jnp.where(exists, pooled, 0.0)
+
+
+def init_projection(key: Array, input_size: int, size: int) -> dict[str, Array]:
+    """Return random parameters of `project`: kernel float32 [H, D] and bias float32 [D]."""
+    kernel = jax.nn.initializers.lecun_normal()(key, (input_size, size))
+    return {"kernel": kernel, "bias": jnp.zeros(size)}
+
+
+def project(vectors: Array, params: Mapping[str, Array]) -> Array:
+    """Return pooled vectors [..., H] times a kernel [H, D] plus a bias, float32 [..., D].
+
+    This is Dense of sentence-transformers without an activation function.
+    """
+    kernel, bias = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
+    # In full precision: an accelerator's default would round the summands.
+    return jnp.matmul(vectors, kernel, precision=jax.lax.Precision.HIGHEST) + bias
 
 
 def l2_normalize(vectors: Array) -> Array:

@@ -48,7 +48,7 @@ def accumulation_steps(config: Config, objective: Objective, mesh: Mesh, batch_s
     Microbatches of a smaller batch of a ramp-up are no larger than those of the full batch.
     """
     steps, full_size = config.gradient_accumulation_steps, objective.batch_size
-    if objective.CACHES_GRADIENTS:
+    if objective.caches_gradients:
         return 1
     if batch_size == full_size:
         return steps

@@ -4,6 +4,7 @@ The teacher is a constant of the train step. Hidden states of both models, and t
 their projections compute from them, are compared beside the logits of the heads.
 """
 
+import abc
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,8 +143,62 @@ class StudentObjective(Objective):
         return value * self._value(name, progress), weight
 
 
-class DistillationObjective(StudentObjective):
+class TeacherObjective(StudentObjective):
     """The objective of a task, with a teacher in its train step.
+
+    Args:
+      objective: the objective of the task.
+      config: the configuration, with `distill.teacher`.
+      logits_heads: heads whose logits the student learns.
+      teacher: configuration of the teacher.
+      load_teacher: returns the teacher's parameters, a nested dictionary of float32 arrays.
+
+    Raises:
+      InputError: the teacher reads other tokens, or fewer.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        config: Config,
+        logits_heads: Iterable[str],
+        teacher: BertConfig,
+        load_teacher: Callable[[], Any],
+    ) -> None:
+        super().__init__(objective, config, logits_heads)
+        self.teacher, self._load_teacher = teacher, load_teacher
+        path, vocab_size = config.distill.teacher, config.model.vocab_size
+        if teacher.vocab_size != vocab_size:
+            raise InputError(
+                f"model.vocab_size={vocab_size}: the teacher {path} has {teacher.vocab_size}. Use "
+                "its vocabulary."
+            )
+        if teacher.max_position_embeddings < config.max_seq_length:
+            raise InputError(
+                f"max_seq_length={config.max_seq_length}: the teacher {path} has "
+                f"{teacher.max_position_embeddings} positions. Use no more."
+            )
+
+    @property
+    @abc.abstractmethod
+    def teacher_shapes(self) -> Any:
+        """The parameters of the teacher that the train step reads, as shapes."""
+
+    def train_constants(self) -> Any:
+        """Return the parameters of the teacher and the task's constants."""
+        return {"teacher": self._load_teacher(), "task": self.objective.constants()}
+
+    def train_constant_shapes(self) -> Any:
+        """Return the shapes of the constants, those of the teacher in its dtype."""
+        dtype = jnp.dtype(self.config.distill.teacher_dtype)
+        teacher = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), self.teacher_shapes
+        )
+        return {"teacher": teacher, "task": jax.eval_shape(self.objective.constants)}
+
+
+class DistillationObjective(TeacherObjective):
+    """The objective of a task that learns logits, hidden states or relations of a teacher.
 
     Args:
       objective: the objective of the task.
@@ -164,18 +219,12 @@ class DistillationObjective(StudentObjective):
         teacher_heads: tuple[str, ...],
         load_teacher: Callable[[], Any],
     ) -> None:
-        super().__init__(objective, config, teacher_heads)
-        self.teacher, self._load_teacher = teacher, load_teacher
+        super().__init__(objective, config, teacher_heads, teacher, load_teacher)
         self._teacher_model = BertWithHeads(teacher, teacher_heads)
         distill, student = config.distill, config.model
         self._is_on = {
             name: max(distill.schedule(f"{name}_weight")) > 0 for name in ("hidden", "relations")
         }
-        if teacher.vocab_size != student.vocab_size:
-            raise InputError(
-                f"model.vocab_size={student.vocab_size}: the teacher {distill.teacher} has "
-                f"{teacher.vocab_size}. Use its vocabulary."
-            )
         if teacher.mask_kind != student.mask_kind:  # it would see what the student predicts
             raise InputError(
                 f"distill.teacher={distill.teacher}: the teacher's attention is "
@@ -185,11 +234,6 @@ class DistillationObjective(StudentObjective):
             raise InputError(
                 f"distill.teacher={distill.teacher}: the teacher has decoder={teacher.decoder!r}, "
                 f"the model {student.decoder!r}. Use the same."
-            )
-        if teacher.max_position_embeddings < config.max_seq_length:
-            raise InputError(
-                f"max_seq_length={config.max_seq_length}: the teacher {distill.teacher} has "
-                f"{teacher.max_position_embeddings} positions. Use no more."
             )
         for name, model in (("model", student), ("the teacher", teacher)):
             part = "a layer mix or a BiLSTM" if model.feature_layers or model.bilstm else ""
@@ -254,18 +298,6 @@ class DistillationObjective(StudentObjective):
             key = jax.random.fold_in(key, _PROJECTION_SEED)
             params["distill"] = {"projection": init(key, (len(self._pairs), *sizes))}
         return params
-
-    def train_constants(self) -> Any:
-        """Return the parameters of the teacher and the task's constants."""
-        return {"teacher": self._load_teacher(), "task": self.objective.constants()}
-
-    def train_constant_shapes(self) -> Any:
-        """Return the shapes of the constants, those of the teacher in its dtype."""
-        dtype = jnp.dtype(self.config.distill.teacher_dtype)
-        teacher = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), self.teacher_shapes
-        )
-        return {"teacher": teacher, "task": jax.eval_shape(self.objective.constants)}
 
     def train_sums(
         self, params: Any, batch: Batch, key: Array | None, constants: Any, progress: Array

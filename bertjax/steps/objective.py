@@ -46,8 +46,7 @@ class Objective(abc.ABC):
         defaults are rejected.
       DECODERS: values of `model.decoder` that the task supports.
       LOSS_INPUTS: head, labels and weights of the loss that `loss` may replace.
-      CACHES_GRADIENTS: whether `train_sums` itself computes microbatches, and the train step none:
-        the loss compares examples of the whole batch.
+      LEARNS_EMBEDDINGS: whether the task learns embeddings of a teacher, and not its logits.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
       batch_size: sequences of a global training batch, over all processes and devices.
@@ -59,7 +58,7 @@ class Objective(abc.ABC):
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     DECODERS: ClassVar[tuple[str, ...]] = ("", "prefix")
     LOSS_INPUTS: ClassVar[tuple[str, str, str]] = ("", "", "")
-    CACHES_GRADIENTS: ClassVar[bool] = False
+    LEARNS_EMBEDDINGS: ClassVar[bool] = False
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
 
@@ -76,6 +75,11 @@ class Objective(abc.ABC):
                 f"loss={config.loss!r}: task={config.task} has a loss of its own. Remove it."
             )
         parse_loss_weights(config.loss_weights, self.heads)
+        if (path := config.distill.embeddings) and not self.LEARNS_EMBEDDINGS:
+            raise InputError(
+                f"distill.embeddings={path!r}: task={config.task} learns no embeddings. Use "
+                "distill.logits."
+            )
         for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
                 raise InputError(
@@ -102,6 +106,14 @@ class Objective(abc.ABC):
     def model(self) -> BertWithHeads:
         """The Flax module."""
         return BertWithHeads(self.config.model, self.heads)
+
+    @property
+    def caches_gradients(self) -> bool:
+        """True if `train_sums` itself computes microbatches, and the train step none.
+
+        The loss compares examples of the whole batch then.
+        """
+        return False
 
     @property
     def generates(self) -> bool:

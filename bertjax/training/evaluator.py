@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.config.config import Config
+from bertjax.config.config import Config, MeshConfig
 from bertjax.config.user_functions import find_function
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
@@ -21,6 +21,8 @@ from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import loss_terms, means, total_loss
 from bertjax.tasks import registry
+from bertjax.tasks.embeddings.distillation import make_teacher_objective
+from bertjax.tasks.embeddings.teacher_evaluation import TeacherEvalSet
 from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.memory_budget import check_evaluation
@@ -84,6 +86,8 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
         member.check_complete(config.model, step_functions.param_shapes)
         if trained := member.training_config():
             _warn_config_differences(config, trained, member.path)
+    if config.distill.teacher and task.objective.LEARNS_EMBEDDINGS:
+        embed_eval_texts(task, PretrainedModel(config.distill.teacher))
     eval_sets, batch_size = task.eval_sets(), task.objective.eval_batch_size
     log_on_process_0(
         f"{', '.join(str(member.path) for member in members)} on "
@@ -150,6 +154,42 @@ def make_evaluator(
         return _evaluate_outputs(task, eval_sets, averages, generated)
 
     return evaluator
+
+
+def embed_eval_texts(task: Task, teacher: PretrainedModel) -> None:
+    """Compute the teacher's embeddings of eval texts, once for all evaluations of a task's models.
+
+    Args:
+      task: a task that learns embeddings, with its data.
+      teacher: the teacher.
+
+    Raises:
+      InputError: the teacher has another vocabulary, lacks parameters, or is of another kind.
+    """
+    path = task.config.distill.teacher
+    difference = "it has none"
+    if teacher.tokenizer:
+        difference = describe_difference(teacher.tokenizer, task.tokenizer)
+    if difference:
+        raise InputError(
+            f"distill.teacher={path}: has another vocabulary than the model: {difference}. Write "
+            "its embeddings with `bertjax embed`, and name the file in distill.embeddings."
+        )
+    eval_sets = [item for item in task.eval_sets() if isinstance(item, TeacherEvalSet)]
+    if not eval_sets:
+        return
+    objective = make_teacher_objective(task.config, task.objective.batch_size_multiple)
+    # The runs of a sweep have a device each.
+    is_single = objective.config.mesh == MeshConfig(1, 1, 1)
+    devices = jax.local_devices()[:1] if is_single else None
+    step_functions = StepFunctions(objective.config, objective, devices)
+    teacher.check_complete(objective.config.model, step_functions.param_shapes)
+    run_eval_set = _make_eval_loop(step_functions)
+    params = teacher.load(step_functions.param_shapes)
+    for eval_set in eval_sets:
+        log_on_process_0(f"{path} embeds {eval_set.name} ...")
+        _, outputs = run_eval_set(params, eval_set)
+        eval_set.set_teacher(outputs)
 
 
 def make_parallel_evaluator(

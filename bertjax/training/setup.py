@@ -12,7 +12,7 @@ from bertjax.checkpointing.lookup import has_checkpoint
 from bertjax.config.config import Config
 from bertjax.formats.stored_logits import StoredLogits
 from bertjax.steps.batch_sizes import check_batch_sizes
-from bertjax.steps.distillation import DistillationObjective
+from bertjax.steps.distillation import TeacherObjective
 from bertjax.steps.objective import Objective
 from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.steps.step_functions import StepFunctions
@@ -20,7 +20,7 @@ from bertjax.steps.train_step import Sums, means
 from bertjax.tasks import registry
 from bertjax.tasks.distillation import make_train_objective
 from bertjax.tasks.task import Evaluation, HostBatch, Task
-from bertjax.training.evaluator import check_tokenizer, make_evaluator
+from bertjax.training.evaluator import check_tokenizer, embed_eval_texts, make_evaluator
 from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.trackers import Tracker
 from bertjax.training.trainer import Trainer
@@ -96,6 +96,9 @@ def open_teacher(config: Config, task: Task, directory: epath.Path) -> Pretraine
             )
         return None
     teacher = open_recorded("distill.teacher", distill.teacher, directory)
+    if task.objective.LEARNS_EMBEDDINGS:
+        embed_eval_texts(task, teacher)
+        return teacher
     check_tokenizer(task, teacher.tokenizer, teacher.path)
     if distill.reads_logits and task.labels and not teacher.has_labels_of(task):
         raise InputError(
@@ -115,7 +118,7 @@ def add_teacher(config: Config, objective: Objective, teacher: PretrainedModel |
     if teacher is None:
         return make_train_objective(config, objective)
     combined = make_train_objective(config, objective, teacher.parts, teacher.host_params)
-    assert isinstance(combined, DistillationObjective)
+    assert isinstance(combined, TeacherObjective)
     teacher.check_complete(combined.teacher, combined.teacher_shapes)
     teacher.keep_parts(combined.teacher_shapes)
     return combined

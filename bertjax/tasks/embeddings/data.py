@@ -12,14 +12,19 @@ from bertjax.tasks.embeddings.losses import (
     RANKING_LOSS,
     REGRESSION_LOSS,
     SCORED_LOSSES,
+    TEACHER_LOSS,
 )
-from bertjax.tasks.embeddings.objective import make_targets
+from bertjax.tasks.embeddings.objective import TEACHER, make_targets
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
-from data_pipelines.finetuning.embeddings.dataset import EmbeddingsDataset, dataset_from_rows
+from data_pipelines.finetuning.embeddings.dataset import (
+    EmbeddingsDataset,
+    dataset_from_rows,
+    texts_from_rows,
+)
 from data_pipelines.finetuning.encoding import encode_texts
-from data_pipelines.finetuning.examples import Examples
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     split_column_names,
@@ -40,11 +45,13 @@ FIELDS = COMMON_DATA_FIELDS | {
     "score": field(
         "", 'column of the similarity of a pair; "" for one named score, scores, label or labels'
     ),
-    "num_texts": field(0, "texts of an example, two for a text alone; 0 counts the columns"),
+    "num_texts": field(
+        0, "texts of an example, two for a text alone without a teacher; 0 counts the columns"
+    ),
     "loss": field(
         "",
-        "`multiple_negatives_ranking`, `cosent` or `cosine_similarity`; "
-        '"" for `cosent` if pairs have scores, else the first',
+        "`multiple_negatives_ranking`, `cosent`, `cosine_similarity`, or `mse` against a teacher; "
+        '"" for `mse` with a teacher, `cosent` if pairs have scores, else the first',
     ),
     "scale": field(20.0, "factor of the cosines in the loss, the inverse of a temperature"),
     "symmetric": field(
@@ -53,11 +60,16 @@ FIELDS = COMMON_DATA_FIELDS | {
     "matryoshka_dims": field(
         "",
         "numbers of first components that are embeddings by themselves, such as "
-        '"768,256,64", whose losses are added; "" for all components alone',
+        '"768,256,64", whose losses are added; of `mse` the scores alone; "" for all components',
     ),
     "pooling": field(
         "",
         '"mean", "cls" or "max" of the vectors of a text\'s tokens; "" for that of `init`, or mean',
+    ),
+    "projection_size": field(
+        0,
+        "components that a linear layer computes of a pooled vector; 0 for those of `init`, or of "
+        "a teacher of another size, else no such layer",
     ),
     "normalize": field(True, "scales the model's embeddings to length 1"),
 }
@@ -77,10 +89,25 @@ def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset]]
         tables = [(split, data["dir"], rows)]
     else:
         tables = [(name, str(path), read_table(path)) for name, path in find_tables(config, split)]
+    if is_train and find_loss(config) == TEACHER_LOSS:
+        if data["score"]:
+            raise InputError(
+                f"data.score={data['score']!r}: data.loss={TEACHER_LOSS} reads no scores. Remove "
+                "it."
+            )
+        return [(name, texts_from_rows(source, rows, columns)) for name, source, rows in tables]
     return [
         (name, dataset_from_rows(source, rows, columns, data["score"], reads_scores))
         for name, source, rows in tables
     ]
+
+
+def find_loss(config: Config) -> str:
+    """Return the loss of a configuration; "" if the columns of the data choose it."""
+    if not config.data["loss"] and config.distill.is_on:
+        return TEACHER_LOSS
+    loss: str = config.data["loss"]
+    return loss
 
 
 def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
@@ -90,7 +117,7 @@ def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
       InputError: the loss reads scores and the data have none or others, or a text alone would have
         twice the same embedding.
     """
-    loss = config.data["loss"] or (RANKING_LOSS if data.scores is None else COSENT_LOSS)
+    loss = find_loss(config) or (RANKING_LOSS if data.scores is None else COSENT_LOSS)
     if loss in SCORED_LOSSES and data.scores is None:
         raise InputError(
             f"data.loss={loss!r}: {data.name} has no scores. Name their column with data.score, or "
@@ -108,12 +135,13 @@ def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
             f"or set data.loss={RANKING_LOSS}."
         )
     model = config.model
-    if data.is_unlabeled and not max(model.hidden_dropout_prob, model.attention_probs_dropout_prob):
+    is_own_positive = data.is_unlabeled and loss != TEACHER_LOSS
+    if is_own_positive and not max(model.hidden_dropout_prob, model.attention_probs_dropout_prob):
         raise InputError(
             "model.hidden_dropout_prob=0.0: without dropout a text alone has twice the same "
             "embedding, and nothing to learn. Set 0.1, or give pairs."
         )
-    num_texts = 2 if data.is_unlabeled else data.num_texts
+    num_texts = 2 if is_own_positive else data.num_texts
     if config.data["num_texts"] not in (0, num_texts):
         raise InputError(
             f"data.num_texts={config.data['num_texts']}: {data.name} has {num_texts} texts in an "
@@ -124,12 +152,23 @@ def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
 
 
 def config_for_init(config: Config) -> Config:
-    """Return the configuration with the pooling of the model of `init`, the mean by default."""
-    if config.data["pooling"]:
-        return config
-    saved = find_pooling_config(config.init) if config.init else None
-    pooling = saved.pooling if saved else "mean"
-    return dataclasses.replace(config, data={**config.data, "pooling": pooling})
+    """Return the configuration with pooling and projection of the model of `init`.
+
+    By default the pooling is the mean, without a projection.
+
+    Raises:
+      InputError: the model has a pooling that bertjax lacks, and `data.pooling` names none.
+    """
+    data, saved = config.data, None
+    try:
+        saved = find_pooling_config(config.init) if config.init else None
+    except InputError:
+        if not data["pooling"]:
+            raise
+    pooling = data["pooling"] or (saved.pooling if saved else "mean")
+    projection_size = data["projection_size"] or (saved.projection_size if saved else 0)
+    fields = {**data, "pooling": pooling, "projection_size": projection_size}
+    return dataclasses.replace(config, data=fields)
 
 
 def encode_dataset(
@@ -142,6 +181,42 @@ def encode_dataset(
     repeats = 2 if data.is_unlabeled else 1
     texts = [text for text in data.all_texts for _ in range(repeats)]
     num_texts = repeats * data.num_texts
+    examples = _encode(name, texts, tokenizer, config)
+    scores = None
+    if reads_scores:
+        scores = np.zeros(len(texts))
+        if data.scores is not None:
+            scores = np.repeat(np.array(data.scores), num_texts)
+    group_sizes = np.full(len(data), num_texts, np.int64)
+    targets = make_targets(len(texts), scores)
+    return dataclasses.replace(examples, targets=targets, group_sizes=group_sizes)
+
+
+def encode_teacher_texts(
+    name: str,
+    data: EmbeddingsDataset,
+    tokenizer: Tokenizer,
+    config: Config,
+    embeddings: np.ndarray | None = None,
+) -> Examples:
+    """Return texts alone as examples; log how many were truncated.
+
+    Args:
+      name: name of the data set.
+      data: its texts.
+      tokenizer: tokenizer of the model.
+      config: the configuration.
+      embeddings: target of each text, its embedding by a teacher, float32 [N, D]; None without.
+    """
+    examples = _encode(name, data.all_texts, tokenizer, config)
+    targets = make_targets(len(data), None)
+    if embeddings is not None:
+        targets[TEACHER] = Target("example", embeddings)
+    return dataclasses.replace(examples, targets=targets)
+
+
+def _encode(name: str, texts: list[str], tokenizer: Tokenizer, config: Config) -> Examples:
+    """Return texts as tokens, without targets; log how many were truncated."""
     dataset = SequenceClassificationDataset(name, [], texts)
     encoded = encode_texts(dataset, tokenizer, config.max_seq_length, "head")
     if encoded.truncated:
@@ -152,11 +227,4 @@ def encode_dataset(
             len(texts),
             config.max_seq_length,
         )
-    scores = None
-    if reads_scores:
-        scores = np.zeros(len(texts))
-        if data.scores is not None:
-            scores = np.repeat(np.array(data.scores), num_texts)
-    group_sizes = np.full(len(data), num_texts, np.int64)
-    targets = make_targets(len(texts), scores)
-    return dataclasses.replace(encoded.examples, targets=targets, group_sizes=group_sizes)
+    return encoded.examples

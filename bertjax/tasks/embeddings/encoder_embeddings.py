@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -14,6 +15,7 @@ from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
 from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.encoders import make_encoder
+from bertjax.model.heads import PROJECTION
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
 from bertjax.tasks.pipeline import RunFunction
 from bertjax.tasks.task import packed_sequence_length
@@ -27,6 +29,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 LEVELS = ("text", "word", "token")
 _MAX_BATCH_TOKENS = 1024  # of a device
+_PROJECTION_SEED = 0xDE45E  # folded into the key of the parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,8 @@ class EmbeddingOptions:
       max_seq_length: tokens of a text; longer texts are truncated.
       do_lower_case: whether texts are lower-cased before the tokenizer reads them.
       prompt: text before each text.
+      projection_size: components that a linear layer computes of a text's pooled vector; 0 without
+        one.
     """
 
     layers: tuple[int, ...] = (-1,)
@@ -50,6 +55,7 @@ class EmbeddingOptions:
     max_seq_length: int = 512
     do_lower_case: bool = False
     prompt: str = ""
+    projection_size: int = 0
 
     def __post_init__(self) -> None:
         for name, values in (("level", LEVELS), ("pooling", pooling.POOLING_MODES)):
@@ -102,6 +108,14 @@ def apply_encoder(
     return cast(Array, hidden_states)
 
 
+def with_projection(params: Any, model: BertConfig, size: int, key: Array) -> Any:
+    """Return parameters, with those of a projection to `size` components if that is not 0."""
+    if not size:
+        return params
+    key = jax.random.fold_in(key, _PROJECTION_SEED)
+    return {**params, PROJECTION: pooling.init_projection(key, model.output_size, size)}
+
+
 class EmbeddingsObjective(FinetuningObjective):
     """Encoder whose output `embeddings` is [B, K, H] for texts, or [B, T, L, H] for tokens."""
 
@@ -116,6 +130,11 @@ class EmbeddingsObjective(FinetuningObjective):
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
         hidden_state_indices(options.layers, model.num_hidden_layers)
         self.options = options
+
+    def init_params(self, key: Array) -> Any:
+        """Return random parameters of the encoder, and of the projection if there is one."""
+        params = super().init_params(key)
+        return with_projection(params, self.config.model, self.options.projection_size, key)
 
     def targets(self) -> Mapping[str, Target]:
         """Return the labels of zero examples."""
@@ -132,6 +151,8 @@ class EmbeddingsObjective(FinetuningObjective):
         mean = jnp.mean(layers.astype(jnp.float32), axis=0)
         num_texts = batch["cls_positions"].shape[1]
         embeddings = pooling.pool(mean, batch["example_ids"], num_texts, options.pooling)
+        if options.projection_size:
+            embeddings = pooling.project(embeddings, params[PROJECTION])
         return {"embeddings": pooling.l2_normalize(embeddings) if options.normalize else embeddings}
 
 

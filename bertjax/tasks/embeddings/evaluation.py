@@ -7,7 +7,12 @@ import jax
 import numpy as np
 
 from bertjax.tasks.embeddings.data import encode_dataset
-from bertjax.tasks.embeddings.losses import RANKING_LOSS, LossOptions, embeddings_sums
+from bertjax.tasks.embeddings.losses import (
+    RANKING_LOSS,
+    TEACHER_LOSS,
+    LossOptions,
+    embeddings_sums,
+)
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import Outputs
@@ -62,7 +67,7 @@ class EmbeddingsEvalSet(PackedEvalSet):
     @property
     def score_names(self) -> Collection[str]:
         """Names of the scores."""
-        size = self._objective.config.model.output_size
+        size = self._objective.embedding_size
         return self._scores(np.zeros((len(self._data), self._data.num_texts, size))).keys()
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
@@ -103,7 +108,8 @@ class EmbeddingsEvalSet(PackedEvalSet):
                 name = "accuracy"
                 scores = {name: self._batch_means(ranking, part)[name]}
             result |= {f"{name}_{dim}": scores[name]} if result else scores
-        if objective.reads_scores == (gold is not None):
+        trains_on_pairs = objective.loss.loss != TEACHER_LOSS
+        if trains_on_pairs and objective.reads_scores == (gold is not None):
             loss = self._batch_means(objective.loss, vectors)["embeddings_loss"]
             result |= {"loss": loss, "embeddings_loss": loss}
         return result

@@ -1,9 +1,10 @@
 """Losses of embeddings as (sum, weight) pairs: in-batch negatives, ranking and regression.
 
-They compare the examples of the whole batch. Each equals the loss of sentence-transformers that its
-docstring names.
+They compare the examples of the whole batch, or each text with its embedding by a teacher. Each
+equals the loss of sentence-transformers that its docstring names.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,8 +15,8 @@ from bertjax.mesh.device_mesh import shard_over_batch
 from bertjax.model.losses import Sum, Sums, accuracy, cross_entropy
 from bertjax.model.pooling import l2_normalize
 
-RANKING_LOSS, COSENT_LOSS, REGRESSION_LOSS = LOSSES = (
-    *("multiple_negatives_ranking", "cosent", "cosine_similarity"),
+RANKING_LOSS, COSENT_LOSS, REGRESSION_LOSS, TEACHER_LOSS = LOSSES = (
+    *("multiple_negatives_ranking", "cosent", "cosine_similarity", "mse"),
 )
 SCORED_LOSSES = (COSENT_LOSS, REGRESSION_LOSS)  # of pairs with a score
 
@@ -155,3 +156,25 @@ def cosent_loss(cosines: Array, scores: Array, weights: Array, scale: float) -> 
 def cosine_similarity_loss(cosines: Array, scores: Array, weights: Array) -> Sum:
     """Return the loss of CosineSimilarityLoss: the squared error of the cosines, float32 [N]."""
     return jnp.sum(jnp.square(cosines - scores) * weights), jnp.sum(weights)
+
+
+def teacher_sums(vectors: Array, teacher: Array, weights: Array, dims: Sequence[int] = ()) -> Sums:
+    """Return `embeddings_loss`, that of MSELoss, and the `cosine` of student and teacher.
+
+    The loss of a text is the mean of the squared differences of its components. It aligns the
+    student with the space of its teacher (LEAF, Vujanic and Rueckstiess 2025).
+
+    Args:
+      vectors: float32 [..., D], embeddings of the student.
+      teacher: float32 [..., D], those of the teacher.
+      weights: float32 [...], 0 for slots without a text.
+      dims: numbers of first components whose `cosine_D` are returned too.
+    """
+    weight = jnp.sum(weights)
+    squares = jnp.mean(jnp.square(vectors - teacher), axis=-1)
+    sums = {"embeddings_loss": (jnp.sum(squares * weights), weight)}
+    for size in (vectors.shape[-1], *dims):
+        units = l2_normalize(vectors[..., :size]), l2_normalize(teacher[..., :size])
+        name = f"cosine_{size}" if "cosine" in sums else "cosine"
+        sums[name] = jnp.sum(jnp.sum(units[0] * units[1], axis=-1) * weights), weight
+    return sums

@@ -1,7 +1,9 @@
-"""Training of embeddings on pairs, triplets, scored pairs and texts alone."""
+"""Training of embeddings on pairs, triplets, scored pairs, texts alone, or against a teacher."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
@@ -10,12 +12,16 @@ from bertjax.tasks.embeddings.data import (
     config_for_data,
     config_for_init,
     encode_dataset,
+    encode_teacher_texts,
     read_sets,
 )
+from bertjax.tasks.embeddings.distillation import config_for_teacher
 from bertjax.tasks.embeddings.evaluation import EmbeddingsEvalSet
-from bertjax.tasks.embeddings.losses import RANKING_LOSS
+from bertjax.tasks.embeddings.losses import RANKING_LOSS, TEACHER_LOSS
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
 from bertjax.tasks.embeddings.pipeline import EmbeddingsPipeline
+from bertjax.tasks.embeddings.stored_embeddings import StoredEmbeddings
+from bertjax.tasks.embeddings.teacher_evaluation import TeacherEvalSet
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
 from bertjax.tasks.finetuning_data import has_training_table
 from bertjax.tasks.pipeline import HostBatch
@@ -23,6 +29,7 @@ from data_pipelines.fields import Field
 from data_pipelines.finetuning.embeddings.dataset import EmbeddingsDataset
 from data_pipelines.finetuning.embeddings.distinct_batches import SLOTS, TupleBatches
 from data_pipelines.finetuning.examples import Examples
+from data_pipelines.finetuning.training_batches import StepBatches, TrainingBatches
 
 
 class EmbeddingsTask(FinetuningTask):
@@ -36,30 +43,60 @@ class EmbeddingsTask(FinetuningTask):
     read_sets = staticmethod(read_sets)
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        config = config_for_init(config)
+        config = config_for_teacher(config_for_init(config))
         if has_training_table(config):
             self.config = config
             config = config_for_data(config, self.train_data)
         super().__init__(config, num_processes, process_id)
         eval_sets: Sequence[Any] = self.eval_sets()
-        if not any(eval_set.has_scores for eval_set in eval_sets):
+        if any(isinstance(eval_set, TeacherEvalSet) for eval_set in eval_sets):
+            self.primary_metrics = ("cosine", *self.primary_metrics)
+        elif not any(eval_set.has_scores for eval_set in eval_sets):
             self.primary_metrics = ("accuracy", "loss")
 
     def encode(self, name: str, data: EmbeddingsDataset) -> Examples:
-        """Return the texts of the examples."""
+        """Return the texts of the examples, with stored embeddings of the teacher if configured."""
+        if self.learns_teacher:
+            embeddings = self.find_stored(data)
+            return encode_teacher_texts(name, data, self.tokenizer, self.config, embeddings)
         reads_scores = self.objective.reads_scores
         return encode_dataset(name, data, self.tokenizer, self.config, reads_scores)
 
-    def make_batches(self, *args: Any, **kwargs: Any) -> TupleBatches:
+    @property
+    def learns_teacher(self) -> bool:
+        """True if the loss compares texts with their embeddings by a teacher."""
+        return self.objective.loss.loss == TEACHER_LOSS
+
+    def find_stored(self, data: EmbeddingsDataset) -> np.ndarray | None:
+        """Return the stored embeddings of texts, float32 [N, D]; None with a teacher in the step.
+
+        Raises:
+          InputError: a text has none.
+        """
+        if not (path := self.config.distill.embeddings):
+            return None
+        return StoredEmbeddings(path).find(data.all_texts, data.locations)
+
+    def make_batches(self, *args: Any, **kwargs: Any) -> StepBatches:
         """Return the training batches, without equal texts if these would be negatives."""
+        if self.learns_teacher:
+            return TrainingBatches(*args, **kwargs)
         return TupleBatches(self.objective.loss.loss == RANKING_LOSS, *args, **kwargs)
 
-    def make_eval_set(self, name: str, data: EmbeddingsDataset, *packing: Any) -> EmbeddingsEvalSet:
-        """Return an eval set of the examples."""
+    def make_eval_set(
+        self, name: str, data: EmbeddingsDataset, *packing: Any
+    ) -> EmbeddingsEvalSet | TeacherEvalSet:
+        """Return an eval set of the examples; texts alone are compared with a teacher."""
+        if self.learns_teacher and data.is_unlabeled:
+            teacher, objective = self.find_stored(data), self.objective
+            examples = encode_teacher_texts(name, data, self.tokenizer, self.config)
+            return TeacherEvalSet(name, data, examples, objective, teacher, *packing)
         return EmbeddingsEvalSet(name, data, self.tokenizer, self.objective, *packing)
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
         """Return the texts of a sequence as lines, each after its example and its column."""
+        if self.learns_teacher:
+            return format_examples(batch, index, self.tokenizer, ["text"] * batch[SLOTS].shape[1])
         numbers = [divmod(int(slot), self.objective.num_texts) for slot in batch[SLOTS][index]]
         places = [f"example {example + 1} text {column + 1}" for example, column in numbers]
         return format_examples(batch, index, self.tokenizer, places)

@@ -105,6 +105,34 @@ def dataset_from_rows(
     return EmbeddingsDataset(name, names, texts, scores, [row.location for row in rows])
 
 
+def texts_from_rows(
+    name: str, rows: Sequence[TableRow], columns: Sequence[str] = ()
+) -> EmbeddingsDataset:
+    """Return the texts of one column of a table.
+
+    Args:
+      name: name of the table.
+      rows: its rows.
+      columns: the column; none for the only one.
+
+    Raises:
+      InputError: it is missing, or there are several; a text is empty or no text.
+    """
+    names = tuple(columns or dict.fromkeys(column for row in rows for column in row.values))
+    if len(names) != 1:
+        raise InputError(
+            f"{name}: has the columns {', '.join(names)}, and the texts that a teacher embeds are "
+            "one. Name it, data.texts=COLUMN."
+        )
+    dataset = dataset_from_rows(name, rows, names, reads_scores=False)
+    if not dataset.is_unlabeled:
+        raise InputError(
+            f"{name}: column {names[0]!r} has lists, and the texts that a teacher embeds are one a "
+            "row. Give a row for each."
+        )
+    return dataset
+
+
 def _read_texts(row: TableRow, names: Sequence[str], are_named: bool) -> tuple[str, ...]:
     texts: list[str] = []
     for name in names:
