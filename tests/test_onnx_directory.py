@@ -111,7 +111,10 @@ def encoder(tmp_path) -> pathlib.Path:
     """A directory of sentence-transformers with a prompt, for a lower-cased encoder."""
     path = write_hf(draw_model(SHAPE, toy_tasks.TOKENIZER), tmp_path / "encoder")
     pooling = PoolingConfig(path, "cls", True, 12, do_lower_case=True, prompt="ba ")
-    write_modules(path, pooling, SHAPE.hidden_size)
+    draw = np.random.default_rng(0)
+    projection = {"kernel": draw.normal(size=(32, 24)), "bias": draw.normal(size=24)}
+    projection = {name: array.astype(np.float32) for name, array in projection.items()}
+    write_modules(path, pooling, SHAPE.hidden_size, projection)
     return path
 
 
@@ -119,11 +122,12 @@ def test_embeddings_are_those_of_the_encoder(encoder, tmp_path) -> None:
     write_onnx(encoder, tmp_path / "exported")
     model, onnx_model = bertjax.load(encoder), bertjax.load(tmp_path / "exported")
     texts = draw_inputs("encode")
+    assert onnx_model.encode("ba").shape == (24,)
     for options in ({}, {"pooling": "max"}, {"pooling": "mean", "normalize": True}):
         expected = model.encode(texts, **options)
         np.testing.assert_allclose(onnx_model.encode(texts, **options), expected, atol=1e-5)
     with pytest.raises(InputError, match="from its last layer"):
-        onnx_model.encode("ba", layers=(0,))
+        onnx_model.encode("ba", layers=(0,), pooling="mean")
 
 
 def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:

@@ -16,7 +16,6 @@ from bertjax.formats.example_digests import BatchExamples, ExampleInputs
 from bertjax.formats.stored_logits import LogitsWriter, StoredClasses, StoredLogits
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.distillation import make_train_objective
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples
@@ -225,7 +224,9 @@ def test_stored_logits_that_do_not_fit_are_rejected(
 def test_stored_logits_of_other_classes_are_rejected(folder, tmp_path) -> None:
     path = write_empty(tmp_path / "logits", {"sequence_classification": StoredClasses(4, 0)})
     config = with_distill(configure("single_label", folder, None), logits=path)
-    objective = make_train_objective(config, registry.find_task(config.task)(config).objective)
+    objective = registry.make_train_objective(
+        config, registry.find_task(config.task)(config).objective
+    )
     with pytest.raises(InputError, match="has 4 outputs, the student's 3"):
         StepFunctions(config.resolve(300), objective).state_shapes  # noqa: B018
 
@@ -237,7 +238,7 @@ def test_largest_logits_are_rejected_where_the_loss_needs_all(kind, folder, tmp_
     path = write_empty(tmp_path / "logits", classes)
     objective = registry.find_task(config.task)(config).objective
     with pytest.raises(InputError, match=r"the 2 largest logits .* loss needs all\. Write them wi"):
-        make_train_objective(with_distill(config, logits=path), objective)
+        registry.make_train_objective(with_distill(config, logits=path), objective)
 
 
 @pytest.mark.parametrize("name", ["hidden_weight", "relations_weight", "teacher_dtype"])
@@ -254,7 +255,7 @@ def test_stored_logits_need_static_masking(folder, tmp_path) -> None:
     config = Config(data={**registry.data_fields()["pretraining"]},
                     distill=DistillConfig(logits=path))  # fmt: skip
     with pytest.raises(InputError, match=r"data\.dupe_factor=0: masking is dynamic"):
-        make_train_objective(config, registry.make_objective(config))
+        registry.make_train_objective(config, registry.make_objective(config))
 
 
 def test_file_in_a_bucket_is_read_from_a_copy(tmp_path, monkeypatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -13,10 +14,11 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.formats.detection import ONNX_FILE
+from bertjax.formats.sentence_transformers import read_projection
 from bertjax.inference.onnx_runner import OnnxRunner
 from bertjax.model.decoder.options import Decoding
 from bertjax.model.heads import HEADS
-from bertjax.model.pooling import l2_normalize, pool
+from bertjax.model.pooling import l2_normalize, pool, project
 from bertjax.steps.objective import Objective
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
@@ -96,12 +98,16 @@ class OnnxModel:
                 f"{self.path}: an ONNX model has embeddings of texts, from its last layer, if it "
                 "has no heads. Give the model from which it was exported."
             )
-        return functools.partial(_embed, self._run, options)
+        projection = read_projection(self.path) if options.projection_size else None
+        if projection is not None:
+            projection = jax.tree.map(jnp.asarray, projection)
+        return functools.partial(_embed, self._run, options, projection)
 
 
 def _embed(
     run: OnnxRunner,
     options: EmbeddingOptions,
+    projection: Any,
     batches: Iterable[HostBatch],
     decoding: Decoding | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
@@ -110,6 +116,8 @@ def _embed(
         (outputs,) = run([batch], decoding)
         vectors, ids = jnp.asarray(outputs[_HIDDEN_STATE]), jnp.asarray(batch["example_ids"])
         embeddings = pool(vectors, ids, batch["cls_positions"].shape[1], options.pooling)
+        if projection is not None:
+            embeddings = project(embeddings, projection)
         yield {
             "embeddings": np.asarray(l2_normalize(embeddings) if options.normalize else embeddings)
         }

@@ -25,7 +25,6 @@ from bertjax.steps.objective import Objective
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions, round_up_runs
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.distillation import make_train_objective
 
 _SEP_ID = 0  # stands for any token: no vocabulary is read
 _log = logging.getLogger("bertjax")
@@ -120,12 +119,12 @@ def _make_step_functions(
     if not num_runs:
         num_shards = num_shards_on(topology, config)
         objective = registry.make_objective(config, num_shards)
-        train_objective = make_train_objective(config, objective)
+        train_objective = registry.make_train_objective(config, objective)
         return objective, StepFunctions(config, train_objective, devices), num_shards
     config = dataclasses.replace(config, mesh=MeshConfig(1, 1, 1))
     configs = [config] * round_up_runs(num_runs, len(devices))
     objective = registry.make_objective(config, 1)
-    train_objective = make_train_objective(config, objective)
+    train_objective = registry.make_train_objective(config, objective)
     return objective, ParallelStepFunctions(configs, train_objective, devices), 1
 
 

@@ -23,7 +23,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
-def make_train_objective(
+def make_logits_objective(
     config: Config,
     objective: Objective,
     parts: Iterable[str] | None = None,
@@ -45,13 +45,6 @@ def make_train_objective(
         return StoredLogitsObjective(objective, config, _open_logits(config, objective.heads).heads)
     if not config.distill.teacher:
         return objective
-    if objective.LEARNS_EMBEDDINGS:
-        # They import this module.
-        from bertjax.tasks.embeddings.distillation import EmbeddingsDistillation
-        from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
-
-        assert isinstance(objective, TrainedEmbeddingsObjective)
-        return EmbeddingsDistillation(objective, config, load_teacher)
     teacher = find_teacher_config(config)
     heads = objective.heads if config.distill.reads_logits else ()
     if parts is not None:  # a teacher may have the one or the other head of pre-training

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -111,6 +111,16 @@ def register_heads(checkpoint: epath.Path | None = None) -> None:
 def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:
     """Return the objective of a configuration; see `Objective` for the arguments."""
     return find_task(config.task).objective_class(config, batch_size_multiple)
+
+
+def make_train_objective(
+    config: Config,
+    objective: Objective,
+    parts: Iterable[str] | None = None,
+    load_teacher: Callable[[], Any] | None = None,
+) -> Objective:
+    """Return the objective of the train step; see `Task.make_train_objective`."""
+    return find_task(config.task).make_train_objective(config, objective, parts, load_teacher)
 
 
 def pipeline_classes() -> Iterator[type[Pipeline[Any]]]:

@@ -6,7 +6,7 @@ predictions, metrics, files and a report. Its pipelines (`bertjax.tasks.pipeline
 """
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -17,7 +17,7 @@ from bertjax.formats.stored_logits import StoredLogits
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.objective import Objective
-from bertjax.tasks.distillation import open_logits
+from bertjax.tasks.distillation import make_logits_objective, open_logits
 from bertjax.tasks.pipeline import HostBatch, Outputs, Pipeline, RunFunction, check_methods
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
@@ -135,6 +135,17 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def config_for_model(cls, model: NumpyModel) -> Mapping[str, Any] | None:
         """Return configuration fields for a model of another format; None for another task's."""
+
+    @classmethod
+    def make_train_objective(
+        cls,
+        config: Config,
+        objective: Any,
+        parts: Iterable[str] | None = None,
+        load_teacher: Callable[[], Any] | None = None,
+    ) -> Objective:
+        """Return the objective of the train step; see `make_logits_objective`."""
+        return make_logits_objective(config, objective, parts, load_teacher)
 
     @classmethod
     def max_text_length(cls, config: Config) -> int:

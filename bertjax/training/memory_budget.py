@@ -25,7 +25,6 @@ from bertjax.steps.objective import Objective
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.distillation import make_train_objective
 from data_pipelines.errors import InputError
 
 _MAX_COMPILATIONS = 3  # step functions compiled in search of a fix
@@ -182,7 +181,7 @@ class MemoryBudget:
         objective = registry.make_objective(config, self._objective.batch_size_multiple)
         parts = num_batch_shards(self._step_functions.mesh) * config.gradient_accumulation_steps
         objective.batch_size = -(-self._objective.batch_size // parts) * parts
-        train_objective = make_train_objective(config, objective)
+        train_objective = registry.make_train_objective(config, objective)
         step_functions = StepFunctions(config, train_objective, self._devices)
         try:
             step_functions.compile_train_step()

@@ -18,7 +18,6 @@ from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, means
 from bertjax.tasks import registry
-from bertjax.tasks.distillation import make_train_objective
 from bertjax.tasks.task import Evaluation, HostBatch, Task
 from bertjax.training.evaluator import check_tokenizer, embed_eval_texts, make_evaluator
 from bertjax.training.initialization import PretrainedModel, open_recorded
@@ -116,8 +115,8 @@ def add_teacher(config: Config, objective: Objective, teacher: PretrainedModel |
       InputError: the teacher lacks parameters, or the losses do not fit it.
     """
     if teacher is None:
-        return make_train_objective(config, objective)
-    combined = make_train_objective(config, objective, teacher.parts, teacher.host_params)
+        return registry.make_train_objective(config, objective)
+    combined = registry.make_train_objective(config, objective, teacher.parts, teacher.host_params)
     assert isinstance(combined, TeacherObjective)
     teacher.check_complete(combined.teacher, combined.teacher_shapes)
     teacher.keep_parts(combined.teacher_shapes)

@@ -13,7 +13,7 @@ from bertjax.inference.export.onnx_builder import Graph
 from bertjax.inference.export.onnx_heads import add_head
 from bertjax.inference.export.program import ArraySpec, Signature, Source, signature_inputs
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.heads import HEADS, LinearHead
+from bertjax.model.heads import HEADS, PROJECTION, LinearHead
 from bertjax.steps.objective import Objective
 from bertjax.tasks import registry
 from bertjax.version import __version__
@@ -50,7 +50,8 @@ def make_onnx_model(source: Source) -> tuple[onnx.ModelProto, Signature]:
     outputs = _add_outputs(graph, model, heads, inputs)
     if unread := sorted(graph.params.keys() - graph.read):
         module = unread[0].rpartition("/")[0]
-        if module.partition("/")[0] != "pooler":  # of an encoder, which returns all tokens
+        # An encoder returns all tokens: its linear layers after them are not in the graph.
+        if module.partition("/")[0] not in ("pooler", PROJECTION):
             raise InputError(f"module {module!r}: the ONNX format does not support it. {_FIX}")
     declared_inputs = _declare(inputs, TensorProto.INT64)
     declared_outputs = _declare(outputs, TensorProto.FLOAT)

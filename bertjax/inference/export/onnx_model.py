@@ -10,11 +10,13 @@ from bertjax.formats.detection import ONNX_FILE
 from bertjax.formats.sentence_transformers import (
     PoolingConfig,
     find_pooling_config,
+    read_projection,
     write_modules,
 )
 from bertjax.inference.export.program import Signature, load_source
 from bertjax.inference.export.quantization import Int8Gate, quantize
 from bertjax.mesh.sharding import named_leaves
+from bertjax.model.heads import PROJECTION
 from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
@@ -68,7 +70,9 @@ def write_onnx(
         if not source.heads and (pooling := _find_pooling(checkpoint)):
             length = pooling.max_seq_length or source.model.max_text_length
             size = source.model.config.output_size
-            write_modules(directory, pooling._replace(max_seq_length=length), size)
+            projection = source.model.params.get(PROJECTION) or read_projection(checkpoint)
+            pooling = pooling._replace(max_seq_length=length)
+            write_modules(directory, pooling, size, projection)
         if int8 is not None:
             comparison = int8.check(checkpoint, directory, bool(source.heads))
             text = json.dumps({"weights": "int8", **comparison._asdict()}, indent=2)

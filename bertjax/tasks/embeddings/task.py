@@ -1,12 +1,13 @@
 """Training of embeddings on pairs, triplets, scored pairs, texts alone, or against a teacher."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
+from bertjax.steps.objective import Objective
 from bertjax.tasks.embeddings.data import (
     FIELDS,
     config_for_data,
@@ -15,7 +16,7 @@ from bertjax.tasks.embeddings.data import (
     encode_teacher_texts,
     read_sets,
 )
-from bertjax.tasks.embeddings.distillation import config_for_teacher
+from bertjax.tasks.embeddings.distillation import EmbeddingsDistillation, config_for_teacher
 from bertjax.tasks.embeddings.evaluation import EmbeddingsEvalSet
 from bertjax.tasks.embeddings.losses import RANKING_LOSS, TEACHER_LOSS
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
@@ -53,6 +54,19 @@ class EmbeddingsTask(FinetuningTask):
             self.primary_metrics = ("cosine", *self.primary_metrics)
         elif not any(eval_set.has_scores for eval_set in eval_sets):
             self.primary_metrics = ("accuracy", "loss")
+
+    @classmethod
+    def make_train_objective(
+        cls,
+        config: Config,
+        objective: TrainedEmbeddingsObjective,
+        parts: Iterable[str] | None = None,
+        load_teacher: Callable[[], Any] | None = None,
+    ) -> Objective:
+        """Return the objective with the embeddings of the teacher, if there is one."""
+        if config.distill.teacher and not config.distill.logits:
+            return EmbeddingsDistillation(objective, config, load_teacher)
+        return super().make_train_objective(config, objective, parts, load_teacher)
 
     def encode(self, name: str, data: EmbeddingsDataset) -> Examples:
         """Return the texts of the examples, with stored embeddings of the teacher if configured."""
