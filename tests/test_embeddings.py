@@ -268,7 +268,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
 def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> None:
     kinds = "Transformer", "Pooling", "Normalize"
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
-    assert find_pooling_config(path) == (path, "max", True, 16, False, "")
+    assert find_pooling_config(path) == (path, "max", True, 16, False, "", "", "")
     (tmp_path / "in.txt").write_text("ba do\n" + "ki " * 40)
     given = ["embed", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
     assert main([*given, str(tmp_path / "own.npz")]) == 0
@@ -335,7 +335,7 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
         find_pooling_config(path)
     modules = json.loads((path / "modules.json").read_text())
     (path / "modules.json").write_text(json.dumps(modules[:2]))
-    assert find_pooling_config(path) == (path, "mean", False, 16, False, "")
+    assert find_pooling_config(path) == (path, "mean", False, 16, False, "", "", "")
     (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     with pytest.raises(
         InputError, match="pools by pooling_mode_lasttoken; bertjax supports one of"

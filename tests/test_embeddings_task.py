@@ -69,7 +69,7 @@ def test_loss_is_that_of_texts_in_sequences_of_their_own(folder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"data__train_file": "scored.csv", "batch_size": 8}])
+@pytest.mark.parametrize("fields", [{}, {"data__train_file": "scored.csv", "batch_size": 4}])
 def test_loss_of_the_global_batch_depends_on_neither_mesh_nor_microbatches(folder, fields) -> None:
     results = []
     for *mesh, accumulation in ((1, 1, 1, 1), (8, 1, 1, 1), (2, 2, 2, 2)):
@@ -303,7 +303,7 @@ def test_encode_and_predict_pool_as_in_training(trained) -> None:
 def test_export_has_the_modules_of_sentence_transformers(trained, tmp_path) -> None:
     path = tmp_path / "hf"
     convert(trained, path, "bertjax", "hf")
-    assert find_pooling_config(path) == (path, "max", True, 16, False, "", 0)
+    assert find_pooling_config(path) == (path, "max", True, 16, False, "", "", "", 0)
     ours, theirs = (bertjax.load(model).encode(TEXTS) for model in (trained, path))
     np.testing.assert_array_equal(ours, theirs)
     assert "library_name: sentence-transformers" in (path / "README.md").read_text()

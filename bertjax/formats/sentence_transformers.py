@@ -34,8 +34,13 @@ _POOLING_SCHEMA = {"pooling_mode?": str, "include_prompt?": bool}
 _TRAINED_TASK = "embeddings"
 _TRAINED_SCHEMA = {
     "max_seq_length": int,
-    "data": {"pooling": str, "normalize": bool, "projection_size": int},
+    "data": {
+        **{"pooling": str, "normalize": bool, "projection_size": int},
+        **{"query_prompt": str, "document_prompt": str},
+    },
 }
+# Names of the prompts of queries and of documents; the first that exists is used, as there.
+_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _DENSE, _IDENTITY = "2_Dense", "torch.nn.modules.linear.Identity"
 _DENSE_SCHEMA = {
     **{"in_features": int, "out_features": int, "bias?": bool},
@@ -68,6 +73,8 @@ class PoolingConfig(NamedTuple):
       max_seq_length: largest number of tokens of a text; None if unspecified.
       do_lower_case: whether texts are lower-cased before they are tokenized.
       prompt: text before each text; its tokens are pooled too.
+      query_prompt: text before each query of a retrieval.
+      document_prompt: text before each document.
       projection_size: components that a linear layer computes of a pooled vector; 0 without one.
     """
 
@@ -77,6 +84,8 @@ class PoolingConfig(NamedTuple):
     max_seq_length: int | None
     do_lower_case: bool = False
     prompt: str = ""
+    query_prompt: str = ""
+    document_prompt: str = ""
     projection_size: int = 0
 
 
@@ -118,7 +127,15 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     settings = _read_sentence_config(model)
     pooling_dict = read_json_object(pooling / "config.json", _POOLING_SCHEMA, _FIX)
     check_settings(pooling / "config.json", pooling_dict, "1_Pooling/config.json")
-    prompt = _default_prompt(path)
+    prompts = _read_prompts(path)
+    prompt, *others = prompts
+    if not pooling_dict.get("include_prompt", True) and any(others) and not prompt:
+        prompts = ("", "", "")
+        warn_once(
+            (str(path), "include_prompt"),
+            f"{pooling}: include_prompt=false is not supported: queries and documents get no "
+            "prompt.",
+        )
     if prompt and not pooling_dict.get("include_prompt", True):
         raise InputError(
             f"{pooling}: has include_prompt=false, which is not supported with a default prompt. "
@@ -129,7 +146,7 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     lower_case = bool(settings.get("do_lower_case"))
     normalize = "Normalize" in names
     return PoolingConfig(
-        model, mode, normalize, max_seq_length, lower_case, prompt, projection_size
+        model, mode, normalize, max_seq_length, lower_case, *prompts, projection_size
     )
 
 
@@ -194,6 +211,8 @@ def checkpoint_pooling_config(checkpoint: epath.Path) -> PoolingConfig | None:
         data["normalize"],
         config["max_seq_length"],
         projection_size=data["projection_size"],
+        query_prompt=data["query_prompt"],
+        document_prompt=data["document_prompt"],
     )
 
 
@@ -224,9 +243,11 @@ def write_modules(
         module_type = f"sentence_transformers.models.{kind}"
         modules.append({"idx": number, "name": str(number), "path": folder, "type": module_type})
     modes = {name: mode == pooling.pooling for name, mode in _POOLING_MODES.items()}
-    prompts: dict[str, Any] = {"prompts": {}}
+    prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
+    prompts = {name: prompt for name, prompt in prompts.items() if prompt}
+    default = {}
     if pooling.prompt:
-        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
+        prompts["default"], default = pooling.prompt, {"default_prompt_name": "default"}
     contents = {
         MODULES_FILE: modules,
         "1_Pooling/config.json": {"word_embedding_dimension": size, **modes},
@@ -234,7 +255,7 @@ def write_modules(
             "max_seq_length": pooling.max_seq_length,
             "do_lower_case": pooling.do_lower_case,
         },
-        _PROMPTS_FILE: {**prompts, "similarity_fn_name": "cosine"},
+        _PROMPTS_FILE: {"prompts": prompts, **default, "similarity_fn_name": "cosine"},
     }
     if projection is not None:
         kernel, bias = (np.asarray(projection[name]) for name in ("kernel", "bias"))
@@ -266,7 +287,8 @@ def _read_settings(path: epath.Path, file_name: str) -> dict[str, Any]:
     return settings
 
 
-def _default_prompt(path: epath.Path) -> str:
+def _read_prompts(path: epath.Path) -> tuple[str, str, str]:
+    """Return the default prompt, that of queries and that of documents; "" for none."""
     file = path / _PROMPTS_FILE
     settings = _read_settings(file, _PROMPTS_FILE)
     prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
@@ -275,16 +297,20 @@ def _default_prompt(path: epath.Path) -> str:
         if written:
             warn_once(
                 (str(path), "prompts"),
-                f"{file}: has the prompts {written!r} and no default: no text gets one. Write them "
-                "before the texts that need them.",
+                f"{file}: has the prompts {written!r} and no default: no text gets one but queries "
+                "and documents of a retrieval. Write them before the texts that need them.",
             )
-        return ""
-    if not isinstance(prompts.get(name), str):
+    elif not isinstance(prompts.get(name), str):
         raise InputError(
             f"{file}: default_prompt_name={name!r} is none of the prompts {', '.join(prompts)}. "
             "Download it again."
         )
-    return str(prompts[name])
+    default = str(prompts[name]) if name is not None else ""
+    query, document = (
+        next((str(prompts[key]) for key in keys if prompts.get(key) is not None), default)
+        for keys in (_QUERY_PROMPTS, _DOCUMENT_PROMPTS)
+    )
+    return default, query, document
 
 
 def _pooling_mode(config_dict: dict[str, Any], path: epath.Path) -> str:

@@ -48,8 +48,9 @@ class EvalSet(Protocol):
     """A named eval set.
 
     It may have `score_names`, the names of its evaluation's scores beside the means. Without them a
-    run with `best_metric` may have to evaluate before its first step. It may generate texts, too:
-    see `GeneratingEvalSet`.
+    run with `best_metric` may have to evaluate before its first step. It may have `keep_outputs`,
+    from the number of a batch and its outputs, perhaps of several runs along a first axis, to the
+    outputs that `evaluation` reads. It may generate texts, too: see `GeneratingEvalSet`.
     """
 
     @property

@@ -215,13 +215,14 @@ def _make_eval_loop(
 
     def run_eval_set(params: Any, eval_set: EvalSet) -> EvalOutputs:
         total: Sums = {}
-        outputs = []
+        outputs: list[dict[str, np.ndarray]] = []
         report = progress_reporter(eval_set.name, report_progress)
         batches = Feed(eval_set.batches(), step_functions.eval_batch_sharding)
         results = (eval_step(params, batch, constants) for batch in batches)
+        keep = getattr(eval_set, "keep_outputs", lambda number, batch_outputs: batch_outputs)
         for sums, batch_outputs in fetch_to_host(results):
             total = _add_sums(total, jax.tree.map(np.float64, sums))
-            outputs.append(batch_outputs)
+            outputs.append(keep(len(outputs), batch_outputs))
             report(f"batch {len(outputs):,}")
         return total, outputs
 

@@ -1,9 +1,12 @@
 """Data sets of embeddings, and their texts as examples of tokens."""
 
 import dataclasses
+import itertools
 import logging
+from typing import Any
 
 import numpy as np
+from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.sentence_transformers import find_pooling_config
@@ -18,6 +21,11 @@ from bertjax.tasks.embeddings.objective import TEACHER, make_targets
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_tables
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
+from data_pipelines.finetuning.embeddings.beir import (
+    RetrievalDataset,
+    is_retrieval_directory,
+    read_retrieval_dataset,
+)
 from data_pipelines.finetuning.embeddings.dataset import (
     EmbeddingsDataset,
     dataset_from_rows,
@@ -34,7 +42,8 @@ from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
-
+NamedPaths = list[tuple[str, epath.Path]]
+PROMPTS = ("query_prompt", "document_prompt")
 FIELDS = COMMON_DATA_FIELDS | {
     "texts": field(
         "",
@@ -72,23 +81,36 @@ FIELDS = COMMON_DATA_FIELDS | {
         "a teacher of another size, else no such layer",
     ),
     "normalize": field(True, "scales the model's embeddings to length 1"),
+    "query_prompt": field(
+        "", 'text before each query of a retrieval and each anchor; "" for that of `init`, or none'
+    ),
+    "document_prompt": field(
+        "", 'text before each document, positive and negative; "" for that of `init`, or none'
+    ),
+    "qrels": field("test", "split of a retrieval data set, a file in its folder `qrels`"),
+    "top_k": field(100, "documents that a retrieval ranks for each query, 10 or more"),
 }
 
 
-def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset]]:
+def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset | RetrievalDataset]]:
     """Return name and examples of each data set of a split, "train" or "eval".
 
+    An eval set is a table, or a directory in the layout of BEIR: `data.dir` or one that
+    `data.eval_file` names.
+
     Raises:
-      InputError: a file is missing, or see `dataset_from_rows`.
+      InputError: a file is missing, or see `dataset_from_rows` and `read_retrieval_dataset`.
     """
     data, is_train = config.data, split == "train"
     columns = split_column_names(data["texts" if is_train else "eval_texts"])
     reads_scores = not is_train or data["loss"] != RANKING_LOSS
+
     if data["dir"].startswith(TFDS):
         rows = read_tfds_table(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
-        tables = [(split, data["dir"], rows)]
+        tables, retrievals = [(split, data["dir"], rows)], NamedPaths()
     else:
-        tables = [(name, str(path), read_table(path)) for name, path in find_tables(config, split)]
+        paths, retrievals = _find_sets(config, split)
+        tables = [(name, str(path), read_table(path)) for name, path in paths]
     if is_train and find_loss(config) == TEACHER_LOSS:
         if data["score"]:
             raise InputError(
@@ -97,9 +119,24 @@ def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset]]
             )
         return [(name, texts_from_rows(source, rows, columns)) for name, source, rows in tables]
     return [
-        (name, dataset_from_rows(source, rows, columns, data["score"], reads_scores))
-        for name, source, rows in tables
+        *(
+            (name, dataset_from_rows(source, rows, columns, data["score"], reads_scores))
+            for name, source, rows in tables
+        ),
+        *((name, read_retrieval_dataset(path, data["qrels"])) for name, path in retrievals),
     ]
+
+
+def _find_sets(config: Config, split: str) -> tuple[NamedPaths, NamedPaths]:
+    """Return the tables of a split, and the directories of retrievals to evaluate on."""
+    directory = epath.Path(config.data["dir"]) if config.data["dir"] else None
+    if split == "train":
+        return find_tables(config, split), []
+    if directory and is_retrieval_directory(directory) and not config.data["eval_file"]:
+        return [], [(split, directory)]
+    found = find_tables(config, split)
+    retrievals = [item for item in found if is_retrieval_directory(item[1])]
+    return [item for item in found if item not in retrievals], retrievals
 
 
 def find_loss(config: Config) -> str:
@@ -147,12 +184,18 @@ def config_for_data(config: Config, data: EmbeddingsDataset) -> Config:
             f"data.num_texts={config.data['num_texts']}: {data.name} has {num_texts} texts in an "
             f"example, {', '.join(data.columns)}. Leave it out, or name columns with data.texts."
         )
+    for name in PROMPTS if data.is_unlabeled else ():
+        if prompt := config.data[name]:
+            raise InputError(
+                f"data.{name}={prompt!r}: a text alone is neither a query nor a document. Leave it "
+                "out, or give pairs."
+            )
     fields = {**config.data, "loss": loss, "num_texts": num_texts}
     return dataclasses.replace(config, data=fields)
 
 
 def config_for_init(config: Config) -> Config:
-    """Return the configuration with pooling and projection of the model of `init`.
+    """Return the configuration with pooling, projection and prompts of the model of `init`.
 
     By default the pooling is the mean, without a projection.
 
@@ -165,10 +208,12 @@ def config_for_init(config: Config) -> Config:
     except InputError:
         if not data["pooling"]:
             raise
-    pooling = data["pooling"] or (saved.pooling if saved else "mean")
-    projection_size = data["projection_size"] or (saved.projection_size if saved else 0)
-    fields = {**data, "pooling": pooling, "projection_size": projection_size}
-    return dataclasses.replace(config, data=fields)
+    defaults: dict[str, Any] = {"pooling": "mean"}
+    if saved is not None:
+        inherited = ("pooling", "projection_size", *PROMPTS)
+        defaults = {name: getattr(saved, name) for name in inherited}
+    fields = {name: data[name] or value for name, value in defaults.items()}
+    return dataclasses.replace(config, data={**data, **fields})
 
 
 def encode_dataset(
@@ -176,20 +221,49 @@ def encode_dataset(
 ) -> Examples:
     """Return the texts as examples, a group for each tuple; log how many were truncated.
 
-    A text alone is there twice: dropout makes it its own positive (SimCSE, Gao et al. 2021).
+    A text alone is there twice: dropout makes it its own positive (SimCSE, Gao et al. 2021). The
+    texts of a pair with a score have no prompts, as neither is a query.
     """
-    repeats = 2 if data.is_unlabeled else 1
-    texts = [text for text in data.all_texts for _ in range(repeats)]
-    num_texts = repeats * data.num_texts
-    examples = _encode(name, texts, tokenizer, config)
+    query_prompt, document_prompt = (config.data[name] for name in PROMPTS)
+    examples = data.texts
+    if data.is_unlabeled:
+        examples = [(text, text) for (text,) in data.texts]
+    elif data.scores is None:
+        examples = [
+            (f"{query_prompt}{anchor}", *(f"{document_prompt}{text}" for text in others))
+            for anchor, *others in data.texts
+        ]
+    num_texts = len(examples[0])
     scores = None
     if reads_scores:
-        scores = np.zeros(len(texts))
-        if data.scores is not None:
-            scores = np.repeat(np.array(data.scores), num_texts)
-    group_sizes = np.full(len(data), num_texts, np.int64)
-    targets = make_targets(len(texts), scores)
-    return dataclasses.replace(examples, targets=targets, group_sizes=group_sizes)
+        scores = np.repeat(np.array(data.scores or [0.0] * len(data)), num_texts)
+    encoded = encode_each(name, [*itertools.chain(*examples)], tokenizer, config, scores)
+    return dataclasses.replace(encoded, group_sizes=np.full(len(data), num_texts, np.int64))
+
+
+def encode_each(
+    name: str, texts: list[str], tokenizer: Tokenizer, config: Config, scores: np.ndarray | None
+) -> Examples:
+    """Return an example for each text; log how many were truncated.
+
+    Args:
+      name: name of the data set.
+      texts: the texts.
+      tokenizer: tokenizer of the model.
+      config: configuration of the model.
+      scores: score of each text, float [N]; None if the loss reads none.
+    """
+    dataset = SequenceClassificationDataset(name, [], texts)
+    encoded = encode_texts(dataset, tokenizer, config.max_seq_length, "head")
+    if encoded.truncated:
+        _log.warning(
+            "%s: %d of %d texts are truncated to max_seq_length=%d.",
+            name,
+            encoded.num_truncated,
+            len(texts),
+            config.max_seq_length,
+        )
+    return dataclasses.replace(encoded.examples, targets=make_targets(len(texts), scores))
 
 
 def encode_teacher_texts(
@@ -208,23 +282,8 @@ def encode_teacher_texts(
       config: the configuration.
       embeddings: target of each text, its embedding by a teacher, float32 [N, D]; None without.
     """
-    examples = _encode(name, data.all_texts, tokenizer, config)
-    targets = make_targets(len(data), None)
-    if embeddings is not None:
-        targets[TEACHER] = Target("example", embeddings)
+    examples = encode_each(name, data.all_texts, tokenizer, config, None)
+    if embeddings is None:
+        return examples
+    targets = {**examples.targets, TEACHER: Target("example", embeddings)}
     return dataclasses.replace(examples, targets=targets)
-
-
-def _encode(name: str, texts: list[str], tokenizer: Tokenizer, config: Config) -> Examples:
-    """Return texts as tokens, without targets; log how many were truncated."""
-    dataset = SequenceClassificationDataset(name, [], texts)
-    encoded = encode_texts(dataset, tokenizer, config.max_seq_length, "head")
-    if encoded.truncated:
-        _log.warning(
-            "%s: %d of %d texts are truncated to max_seq_length=%d.",
-            name,
-            encoded.num_truncated,
-            len(texts),
-            config.max_seq_length,
-        )
-    return encoded.examples

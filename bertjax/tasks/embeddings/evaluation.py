@@ -1,5 +1,6 @@
 """Evaluation of embeddings: correlation of cosines with scores, or ranking of positives."""
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -54,15 +55,14 @@ class EmbeddingsEvalSet(PackedEvalSet):
         self.name, self._data, self._objective = name, data, objective
         config = objective.config
         examples = encode_dataset(name, data, tokenizer, config, objective.reads_scores)
-        texts = type(examples)(
-            examples.ids, examples.lengths, examples.prefix_lengths, examples.targets
-        )
+        texts = dataclasses.replace(examples, group_sizes=None)
         super().__init__(texts, objective.sequence_shape, *packing)
 
     @property
-    def has_scores(self) -> bool:
-        """True if the data have scores of pairs."""
-        return self._data.scores is not None
+    def primary_metrics(self) -> tuple[str, ...]:
+        """Scores that are averaged over eval sets, the one that ranks runs first."""
+        has_scores = self._data.scores is not None
+        return ("spearman", "pearson", "loss") if has_scores else ("accuracy", "loss")
 
     @property
     def score_names(self) -> Collection[str]:

@@ -21,12 +21,14 @@ from bertjax.tasks.embeddings.evaluation import EmbeddingsEvalSet
 from bertjax.tasks.embeddings.losses import RANKING_LOSS, TEACHER_LOSS
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
 from bertjax.tasks.embeddings.pipeline import EmbeddingsPipeline
+from bertjax.tasks.embeddings.retrieval.evaluation import RetrievalEvalSet
 from bertjax.tasks.embeddings.stored_embeddings import StoredEmbeddings
 from bertjax.tasks.embeddings.teacher_evaluation import TeacherEvalSet
 from bertjax.tasks.finetuning import FinetuningTask, format_examples
 from bertjax.tasks.finetuning_data import has_training_table
 from bertjax.tasks.pipeline import HostBatch
 from data_pipelines.fields import Field
+from data_pipelines.finetuning.embeddings.beir import RetrievalDataset
 from data_pipelines.finetuning.embeddings.dataset import EmbeddingsDataset
 from data_pipelines.finetuning.embeddings.distinct_batches import SLOTS, TupleBatches
 from data_pipelines.finetuning.examples import Examples
@@ -50,10 +52,8 @@ class EmbeddingsTask(FinetuningTask):
             config = config_for_data(config, self.train_data)
         super().__init__(config, num_processes, process_id)
         eval_sets: Sequence[Any] = self.eval_sets()
-        if any(isinstance(eval_set, TeacherEvalSet) for eval_set in eval_sets):
-            self.primary_metrics = ("cosine", *self.primary_metrics)
-        elif not any(eval_set.has_scores for eval_set in eval_sets):
-            self.primary_metrics = ("accuracy", "loss")
+        metrics = [name for eval_set in eval_sets for name in eval_set.primary_metrics]
+        self.primary_metrics = tuple(dict.fromkeys(metrics)) or self.primary_metrics
 
     @classmethod
     def make_train_objective(
@@ -98,9 +98,14 @@ class EmbeddingsTask(FinetuningTask):
         return TupleBatches(self.objective.loss.loss == RANKING_LOSS, *args, **kwargs)
 
     def make_eval_set(
-        self, name: str, data: EmbeddingsDataset, *packing: Any
-    ) -> EmbeddingsEvalSet | TeacherEvalSet:
-        """Return an eval set of the examples; texts alone are compared with a teacher."""
+        self, name: str, data: EmbeddingsDataset | RetrievalDataset, *packing: Any
+    ) -> EmbeddingsEvalSet | TeacherEvalSet | RetrievalEvalSet:
+        """Return an eval set of the examples, or of queries and documents.
+
+        Texts alone are compared with a teacher.
+        """
+        if isinstance(data, RetrievalDataset):
+            return RetrievalEvalSet(name, data, self.tokenizer, self.objective, *packing)
         if self.learns_teacher and data.is_unlabeled:
             teacher, objective = self.find_stored(data), self.objective
             examples = encode_teacher_texts(name, data, self.tokenizer, self.config)

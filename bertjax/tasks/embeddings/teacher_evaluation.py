@@ -31,6 +31,7 @@ class TeacherEvalSet(PackedEvalSet):
     """
 
     has_scores = False
+    primary_metrics = ("cosine", "loss")
 
     def __init__(
         self,

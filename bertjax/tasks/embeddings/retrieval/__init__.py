@@ -1,0 +1,1 @@
+"""Retrieval: exact search with embeddings, its metrics, and its evaluation."""
