@@ -22,6 +22,7 @@ from random_models import draw_model
 from test_glue import PUBLISHED
 from test_xnli import write_archives
 from tf1_files import write_output
+from toy_retrieval import write_beir
 from wikipedia_dumps import make_pages, to_multistream
 
 from bertjax.formats import huggingface
@@ -132,6 +133,13 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
     scores = (toys / "dev.tsv").read_text().splitlines()[1:]
     rows = ["sentence1\tsentence2\tscore", *(row.partition("\t")[2] for row in scores)]
     (sandbox / "sts" / "dev.csv").write_text("\n".join(rows).replace("\t", ","))
+    texts = [f"{first} {second}" for first in toy_tasks.WORDS for second in toy_tasks.WORDS]
+    corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(texts)]
+    queries = [{"_id": f"q{i}", "text": word} for i, word in enumerate(toy_tasks.WORDS)]
+    write_beir(sandbox / "scifact", corpus, queries, [f"q{i}\td{i}\t1" for i in range(10)])
+    pairs = [{"query": q, "document": d, "relevant": int(q in d)} for q in texts[:9] for d in texts]
+    (sandbox / "relevance").mkdir()
+    toy_tasks.write_lines(sandbox / "relevance" / "train.jsonl", pairs)
     for split, file in (("train", "train.csv"), ("test", "dev.csv")):
         (sandbox / "banking77").mkdir(exist_ok=True)
         text = (toys / file).read_text().replace("mood,", "category,", 1)

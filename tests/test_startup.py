@@ -20,6 +20,7 @@ MISSING_PATHS = {
     "predict --checkpoint gone --text a": "gone: does not exist.",
     "preflight --config pretraining:init=gone --topology cpu:1": "gone: does not exist.",
     "prepare --input gone --vocab builtin.txt --output new": "builtin.txt: does not exist.",
+    "rerank --checkpoint gone --data gone --run gone --output new": "gone: does not exist.",
     "report gone": "gone: does not exist.",
     "score squad --data gone --predictions gone": "gone: no such file.",
     "serve --checkpoint gone": "gone: does not exist.",
