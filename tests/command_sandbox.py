@@ -179,10 +179,12 @@ def _paragraphs(version: str) -> list[dict]:
     paragraphs = []
     for number, place in enumerate(["ki", "do", "lu", "me"] * 4):
         answers = [{"text": place, "answer_start": 12}]
-        question: dict = {"id": str(number), "question": "where lives ba?", "answers": answers}
+        question: dict = {"id": str(number), "answers": answers}
+        question["question"] = f"where lives ba{' me' * number}?"
         if version == "2.0":
             question["is_impossible"] = number % 4 == 3
             if question["is_impossible"]:
                 question |= {"question": "where lives lu?", "answers": []}
-        paragraphs.append({"context": f"ba lives in {place}.", "qas": [question]})
+        context = f"ba lives in {place}.{' me' * number}"
+        paragraphs.append({"context": context, "qas": [question]})
     return paragraphs

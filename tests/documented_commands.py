@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        26,
+        28,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
@@ -50,7 +50,7 @@ RUNNERS = [
 REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
     (r"(train|sweep|preflight|inspect|predict) (.*--config [\w.]+):", r"\1 \2:smoke,"),
-    (r"(bench\.(?:finetuning_peer|distillation_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
+    (r"(bench\.(?:\w+_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
     (r"model=(mini|small|base|large)", "model=tiny"),
     (r"--input builtin", "--input 'text/*.txt'"),
     (r"--size 2-128", "--size tiny"),
@@ -78,6 +78,8 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     ),
     (r"(experiments\.(?:bench|ablations)[. ](\w+) .*--output) DIR", r"\1 \2"),
     (r"mrpc=MRPC( --task qnli=QNLI)?", "mrpc=GLUE"),
+    (r"data=STS-B", "data=GLUE/STS-B"),
+    (r"data=squad-retrieval", "data=squad-retrieval --config.data.top_k=10"),
     (r"wnut17train\.conll", "train.conll"),
     (r"emerging\.test\.annotated", "dev.conll"),
     (r"wnut17", "conll"),

@@ -123,3 +123,32 @@ def test_arrange_texts_undoes_packing(order: list[int], num_empty: int) -> None:
     expected[missing] = 0
     np.testing.assert_array_equal(arranged.reshape(12, 5), expected)
     assert np.flatnonzero(~np.asarray(exists).reshape(-1)).tolist() == sorted(missing)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_copies_of_a_positive_in_a_batch_are_negatives_that_cannot_be_learned(copies: int) -> None:
+    """Show the cost that distinct batches avoid: a loss that no embeddings reduce."""
+    count, options = 8, LossOptions(RANKING, 100.0)
+    random = np.random.default_rng(0)
+    exists = np.ones((count, 2), bool)
+    floor = copies * np.log(copies) / count
+
+    def repeat(vectors: np.ndarray) -> np.ndarray:
+        vectors[:copies, 1] = vectors[0, 1]
+        return vectors.astype(np.float32)
+
+    for _ in range(5):
+        loss, _ = loss_and_gradient(
+            options, repeat(random.normal(size=(count, 2, 16))), exists, None
+        )
+        assert float(loss) >= floor
+    passages = np.eye(count)
+    best = repeat(np.stack([passages, passages], axis=1))
+    best[:copies, 0] = best[0, 0]  # questions about one passage
+    loss, gradient = loss_and_gradient(options, best, exists, None)
+    assert float(loss) == pytest.approx(floor, abs=1e-5)
+    # Under dropout the copies differ. The best embeddings are then pushed apart.
+    noisy = best + 0.05 * random.normal(size=best.shape).astype(np.float32)
+    _, gradient = loss_and_gradient(options, noisy, exists, None)
+    size = float(np.abs(np.asarray(gradient)[:, 1]).max())
+    assert size > 0.1 if copies > 1 else size < 1e-6
