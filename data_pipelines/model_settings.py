@@ -212,7 +212,8 @@ _POOLING = {
 }
 
 _DENSE = {
-    **_settings("honored", "in_features out_features bias"),
+    **_settings("honored", "out_features"),
+    **_settings("irrelevant", "in_features bias"),  # those of the weights
     "activation_function": _rejected(
         "Use a model whose Dense has none, Identity.", "torch.nn.modules.linear.Identity"
     ),

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import toy_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -268,7 +269,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
 def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> None:
     kinds = "Transformer", "Pooling", "Normalize"
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
-    assert find_pooling_config(path) == (path, "max", True, 16, False, "", "", "")
+    assert find_pooling_config(path) == (path, "max", True, 16, False, "", "", "", 0)
     (tmp_path / "in.txt").write_text("ba do\n" + "ki " * 40)
     given = ["embed", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
     assert main([*given, str(tmp_path / "own.npz")]) == 0
@@ -329,13 +330,37 @@ def test_convert_reports_that_pooling_is_not_converted(tmp_path, capsys) -> None
     assert "has no pooling configuration: give `bertjax embed`" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_embed_projects_by_dense_of_sentence_transformers(has_bias: bool, tmp_path) -> None:
+    kinds = "Transformer", "Pooling", "Dense", "Normalize"
+    path = publish(tmp_path, *kinds, pooling_mode_mean_tokens=True)
+    (path / "2_Dense").mkdir()
+    size, random = MODEL.config.hidden_size, np.random.default_rng(0)
+    arrays = {"linear.weight": random.normal(size=(5, size)).astype(np.float32)}
+    bias = random.normal(size=5).astype(np.float32) if has_bias else np.zeros(5, np.float32)
+    if has_bias:
+        arrays["linear.bias"] = bias
+    safetensors.numpy.save_file(arrays, path / "2_Dense" / "model.safetensors")
+    settings = {"in_features": size, "out_features": 5, "bias": has_bias}
+    settings["activation_function"] = "torch.nn.modules.linear.Identity"
+    (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    expected = arrays["linear.weight"] @ embed_alone("ba do")[0].mean(axis=0) + bias
+    embedder = Embedder(*module.find_embedding_options(path))
+    found = embedder.encode(["ba do"]).embeddings[0]
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=1e-5)
+    settings["activation_function"] = "torch.nn.modules.activation.Tanh"
+    (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="Use a model whose Dense has none, Identity"):
+        module.find_embedding_options(path)
+
+
 def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
-    path = publish(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
-    with pytest.raises(InputError, match="has the modules Transformer, Pooling, Dense; bertjax"):
+    path = publish(tmp_path, "Transformer", "Pooling", "LSTM", pooling_mode_mean_tokens=True)
+    with pytest.raises(InputError, match="has the modules Transformer, Pooling, LSTM; bertjax"):
         find_pooling_config(path)
     modules = json.loads((path / "modules.json").read_text())
     (path / "modules.json").write_text(json.dumps(modules[:2]))
-    assert find_pooling_config(path) == (path, "mean", False, 16, False, "", "", "")
+    assert find_pooling_config(path) == (path, "mean", False, 16, False, "", "", "", 0)
     (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     with pytest.raises(
         InputError, match="pools by pooling_mode_lasttoken; bertjax supports one of"

@@ -74,6 +74,7 @@ HONORED: dict[str, dict[str, Any]] = {
         "pooling_mode_mean_tokens": False,
         "include_prompt": False,
     },
+    "2_Dense/config.json": {"out_features": 9},
 }
 _PROMPTS = "config_sentence_transformers.json"
 WITH = {
@@ -100,15 +101,19 @@ def base(tmp_path_factory) -> pathlib.Path:
     (path / "config.json").write_text(json.dumps(fields))
     (path / "vocab.txt").unlink()  # leaves tokenizer.json
     (path / "1_Pooling").mkdir()
+    (path / "2_Dense").mkdir()
+    identity = "torch.nn.modules.linear.Identity"
     for name, content in (
         ("tokenizer_config.json", {}),
         ("sentence_bert_config.json", {}),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True}),
+        ("2_Dense/config.json", {"out_features": 8, "activation_function": identity}),
         (
             "modules.json",
             [
                 {"path": "", "type": "models.Transformer"},
                 {"path": "1_Pooling", "type": "models.Pooling"},
+                {"path": "2_Dense", "type": "models.Dense"},
             ],
         ),
     ):

@@ -1,5 +1,6 @@
 """Loading of a model directory of any format: configuration, tokenizer, labels, arrays."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -14,7 +15,7 @@ from bertjax.checkpointing.parameters import check_finite_params, load_params, r
 from bertjax.config.loading import read_config_dict, read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.detection import find_format
-from bertjax.formats.sentence_transformers import lower_cases_texts
+from bertjax.formats.sentence_transformers import lower_cases_texts, read_projection
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
@@ -120,6 +121,18 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
         model = {"hf": huggingface.read, "tf1": tf1.read}[format_name](path)
     _check_model(model, path)
     return model
+
+
+def read_embedding_model(path: epath.PathLike, format_name: str) -> NumpyModel:
+    """Read a published model, with the linear layer after the pooling if its directory has one.
+
+    Raises:
+      InputError: see `read_model` and `read_projection`.
+    """
+    model, projection = read_model(path, format_name), read_projection(path)
+    if projection is None:
+        return model
+    return dataclasses.replace(model, params={**model.params, PROJECTION: projection})
 
 
 def _read_bertjax(path: epath.Path) -> NumpyModel:

@@ -42,10 +42,7 @@ _TRAINED_SCHEMA = {
 # Names of the prompts of queries and of documents; the first that exists is used, as there.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _DENSE, _IDENTITY = "2_Dense", "torch.nn.modules.linear.Identity"
-_DENSE_SCHEMA = {
-    **{"in_features": int, "out_features": int, "bias?": bool},
-    "activation_function": str,
-}
+_DENSE_SCHEMA = {"out_features": int, "activation_function": str}
 _SETTINGS_SCHEMA = {
     **{"max_seq_length?": int, "do_lower_case?": bool},
     **{"prompts?": {str: (str, None)}, "default_prompt_name?": str},

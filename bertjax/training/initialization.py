@@ -24,14 +24,13 @@ from bertjax.config.compound_values import parse_init_layers
 from bertjax.config.config import Config
 from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
 from bertjax.formats.detection import find_format
-from bertjax.formats.loading import read_labels, read_model
-from bertjax.formats.sentence_transformers import read_projection
+from bertjax.formats.loading import read_embedding_model, read_labels
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.feed import to_devices
 from bertjax.mesh.sharding import map_named, named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
-from bertjax.model.heads import HEADS, PROJECTION
+from bertjax.model.heads import HEADS
 from bertjax.model.initialization import check_extension, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
@@ -112,7 +111,7 @@ class PretrainedModel:
         else:
             registry.register_heads()
             self.path = model_path(path)
-            self._published = _with_projection(read_model(path, format_name), self.path)
+            self._published = read_embedding_model(path, format_name)
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
             self.history = self._published.history
@@ -379,14 +378,6 @@ def open_recorded(field: str, path: epath.PathLike, workdir: epath.Path) -> Pret
             f"{model.digest[:12]}, recorded {recorded['digest'][:12]}). Use another --workdir."
         )
     return model
-
-
-def _with_projection(model: NumpyModel, path: epath.Path) -> NumpyModel:
-    """Return a model with the linear layer of its embeddings, if its directory has one."""
-    projection = read_projection(path)
-    if projection is None:
-        return model
-    return dataclasses.replace(model, params={**model.params, PROJECTION: projection})
 
 
 def _digest(params: Any) -> str:

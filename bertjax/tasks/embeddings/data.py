@@ -42,7 +42,6 @@ from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
-NamedPaths = list[tuple[str, epath.Path]]
 PROMPTS = ("query_prompt", "document_prompt")
 FIELDS = COMMON_DATA_FIELDS | {
     "texts": field(
@@ -105,38 +104,28 @@ def read_sets(config: Config, split: str) -> list[tuple[str, EmbeddingsDataset |
     columns = split_column_names(data["texts" if is_train else "eval_texts"])
     reads_scores = not is_train or data["loss"] != RANKING_LOSS
 
-    if data["dir"].startswith(TFDS):
-        rows = read_tfds_table(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
-        tables, retrievals = [(split, data["dir"], rows)], NamedPaths()
-    else:
-        paths, retrievals = _find_sets(config, split)
-        tables = [(name, str(path), read_table(path)) for name, path in paths]
-    if is_train and find_loss(config) == TEACHER_LOSS:
+    def read(name: str, source: str, rows: Any) -> tuple[str, EmbeddingsDataset]:
+        if not (is_train and find_loss(config) == TEACHER_LOSS):
+            return name, dataset_from_rows(source, rows, columns, data["score"], reads_scores)
         if data["score"]:
             raise InputError(
                 f"data.score={data['score']!r}: data.loss={TEACHER_LOSS} reads no scores. Remove "
                 "it."
             )
-        return [(name, texts_from_rows(source, rows, columns)) for name, source, rows in tables]
+        return name, texts_from_rows(source, rows, columns)
+
+    if data["dir"].startswith(TFDS):
+        rows = read_tfds_table(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
+        return [read(split, data["dir"], rows)]
+    directory = epath.Path(data["dir"]) if data["dir"] and not is_train else None
+    if directory and is_retrieval_directory(directory) and not data["eval_file"]:
+        return [(split, read_retrieval_dataset(directory, data["qrels"]))]
     return [
-        *(
-            (name, dataset_from_rows(source, rows, columns, data["score"], reads_scores))
-            for name, source, rows in tables
-        ),
-        *((name, read_retrieval_dataset(path, data["qrels"])) for name, path in retrievals),
+        (name, read_retrieval_dataset(path, data["qrels"]))
+        if not is_train and is_retrieval_directory(path)
+        else read(name, str(path), read_table(path))
+        for name, path in find_tables(config, split)
     ]
-
-
-def _find_sets(config: Config, split: str) -> tuple[NamedPaths, NamedPaths]:
-    """Return the tables of a split, and the directories of retrievals to evaluate on."""
-    directory = epath.Path(config.data["dir"]) if config.data["dir"] else None
-    if split == "train":
-        return find_tables(config, split), []
-    if directory and is_retrieval_directory(directory) and not config.data["eval_file"]:
-        return [], [(split, directory)]
-    found = find_tables(config, split)
-    retrievals = [item for item in found if is_retrieval_directory(item[1])]
-    return [item for item in found if item not in retrievals], retrievals
 
 
 def find_loss(config: Config) -> str:
