@@ -178,7 +178,7 @@ def test_student_is_evaluated_on_scored_pairs_as_every_model(folder, student, tm
 def test_student_is_exported_with_its_projection(student, folder, tmp_path) -> None:
     path, texts = tmp_path / "hf", read_texts(folder)[:5]
     convert(student, path, "bertjax", "hf")
-    assert find_pooling_config(path) == (path, "mean", True, 32, False, "", 64)
+    assert find_pooling_config(path) == (path, "mean", True, 32, False, "", "", "", 64)
     model = bertjax.load(student)
     embeddings = model.encode(texts)
     assert embeddings.shape == (5, 64) and model.encode([]).shape == (0, 64)
