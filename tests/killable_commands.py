@@ -18,6 +18,7 @@ COMMANDS = (
     "train",
     "predict",
     "embed",
+    "embed-shards",
     "prepare",
     "vocab",
     "convert-hf",
@@ -48,12 +49,15 @@ def command_line(name: str, inputs: pathlib.Path, root: pathlib.Path) -> list[ob
     text, run_dir, out = ["--input", inputs / "text.txt"], inputs / "run", root / "out"
     used, toys = ["--checkpoint", run_dir], toy_tasks.arguments("single_label", inputs, **TOYS)
     vocabulary = ["--vocab", inputs / "vocabulary.txt"]
+    embed = ["embed", *used, "--input", inputs / "lines.txt", "--output"]
+    alone = ["--num-processes", 1, "--process-id", 0]
     shards = ["--eval-fraction", "0.1", "--num-shards", "2", "--workers", "0"]
     rates = "optimizer.learning_rate=1e-3,4e-3"
     return {
         "train": ["train", *toys, "--workdir", out / "run"],
         "predict": ["predict", *used, "--save-logits", root / "logits", *toys],
-        "embed": ["embed", *used, "--input", inputs / "lines.txt", "--output", root / "e.npz"],
+        "embed": [*embed, root / "e.npz"],
+        "embed-shards": [*embed, root / "shards.npz", *alone],
         "prepare": ["prepare", *text, *vocabulary, *shards, "--output", out / "corpus"],
         "vocab": ["vocab", *text, "--vocab-size", 60, "--workers", 0, "--output", out / "v.txt"],
         "convert-hf": ["convert", "--to", "hf", run_dir, out / "model"],

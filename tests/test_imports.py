@@ -57,8 +57,8 @@ BASE = {
         "schema",
     },
 }
-# The entry points of the shell and of Python may import from every layer.
-ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
+# The entry points of the shell, of Python and of Beam may import from every layer.
+ENTRY_POINTS = {"bertjax.__main__", "bertjax.beam", "bertjax.interface"}
 
 # Extras whose packages modules import.
 OPTIONAL_EXTRAS = ("beam", "wikipedia", "filters", "serve", "generation", "search", "onnx")

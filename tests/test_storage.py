@@ -7,6 +7,7 @@ Not tested, because a local server cannot: credentials of a service account or f
 metadata, buckets with a hierarchical namespace, and profiler traces.
 """
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterator
@@ -202,6 +203,20 @@ def test_vectors_are_written_into_the_bucket(bucket, resumed, suffix: str) -> No
     finish(start(bucket, *given, "--output", f"{GS}/{name}"))
     (content,) = bucket.below(name).values()
     assert content.startswith({"npz": b"PK", "parquet": b"PAR1"}[suffix])
+
+
+def test_processes_write_their_shards_into_the_bucket(bucket, resumed) -> None:
+    given = "embed", "--checkpoint", f"{GS}/run", "--input", f"{GS}/masked*"
+    output = "--output", f"{GS}/shards.npz", "--num-processes", "2", "--process-id"
+    for index in "10":
+        stderr = finish(start(bucket, *given, *output, index))
+    assert "complete." in stderr.splitlines()[-1]
+    written = bucket.below("shards.npz/")
+    assert written.keys() == {"_manifest.json", "shard-00000-00000.npz"}
+    (shard,) = json.loads(written["_manifest.json"])["shards"]
+    assert shard["digest"] == hashlib.sha256(written[shard["name"]]).hexdigest()
+    assert "1 of them kept; complete." in finish(start(bucket, *given, *output, "0"))
+    assert bucket.below("shards.npz/") == written
 
 
 def test_squad_files_may_be_in_the_bucket(bucket) -> None:

@@ -56,7 +56,7 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
         try:
             if (length := file.stat().length) != size:
                 return f"{name} has {length} bytes instead of {size}"
-            if _digest(file) != digest:
+            if file_digest(file) != digest:
                 return f"the content of {name} has changed"
         except OSError as error:  # such as a file that a running run deletes
             return f"{name} cannot be read ({error})"
@@ -133,11 +133,12 @@ def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]
         if file.is_dir():
             files |= _list_files(file, f"{prefix}{file.name}/")
         else:
-            files[prefix + file.name] = (file.stat().length, _digest(file))
+            files[prefix + file.name] = (file.stat().length, file_digest(file))
     return files
 
 
-def _digest(file: epath.Path) -> str:
+def file_digest(file: epath.Path) -> str:
+    """Return the SHA-256 digest of a file's content, hexadecimal."""
     digest = hashlib.sha256()
     with file.open("rb") as content:  # hashlib.file_digest takes no remote files
         while block := content.read(1 << 20):

@@ -8,7 +8,7 @@ from bertjax.version import __version__
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
-    from bertjax.mesh.cluster import Cluster
+    from bertjax.mesh.cluster import Cluster, ProcessShare
 
 _AGREEMENT_SECONDS = 60.0  # between processes that have just joined
 # They decide what is computed, or how it is compiled.
@@ -32,6 +32,27 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--num-processes", type=int, help="number of processes (detected)")
     group.add_argument("--process-id", type=int, help="index of this process, from 0 (detected)")
+
+
+def add_share_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of one of several processes that divide the work and exchange nothing."""
+    text = "each writes its share of the shards of a directory; they need not run at the same time"
+    group = parser.add_argument_group("several processes", text)
+    group.add_argument(
+        "--num-processes", type=int, help="number of processes; --output is a directory (one file)"
+    )
+    group.add_argument("--process-id", type=int, help="index of this process, from 0 (one file)")
+
+
+def find_share(args: argparse.Namespace) -> "ProcessShare | None":
+    """Return the share of `add_share_arguments`; None for one file.
+
+    Raises:
+      InputError: an argument is missing, or there is no such process.
+    """
+    from bertjax.mesh.cluster import find_share
+
+    return find_share(args.num_processes, args.process_id)
 
 
 def run_in_child_if_distributed(args: argparse.Namespace) -> int | None:

@@ -1,12 +1,15 @@
 """Write embeddings of texts, or of their words or tokens."""
 
 import argparse
+import functools
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable
 
-from bertjax.cli.files import add_task, check_output, read_lines
+from bertjax.cli.distributed import add_share_arguments, find_share
+from bertjax.cli.files import add_task, check_directory, check_output, find_inputs, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
@@ -33,13 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help='lines of text or JSON objects {"text": ...}; a table with a column "text" (.csv, '
-        ".tsv, .parquet); - for standard input",
+        ".tsv, .parquet); - for standard input; with --num-processes also a directory or pattern",
     )
     parser.add_argument(
         "--output",
         required=True,
         metavar="FILE",
-        help=".npz, .jsonl or .parquet; the same command resumes an interrupted one",
+        help=".npz, .jsonl or .parquet, with --num-processes a directory of such files; the same "
+        "command resumes an interrupted one",
     )
     parser.add_argument(
         "--layers",
@@ -59,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--normalize", action="store_true", help="scale each text's embedding to length 1"
     )
     add_task(parser)
+    add_share_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -71,9 +76,13 @@ def check(args: argparse.Namespace) -> None:
         raise InputError(f"--layers={args.layers}: not numbers. Write -1,-2.") from None
     if args.pooling and args.level != "text":
         raise InputError(f"--pooling={args.pooling}: not for --level={args.level}. Leave it out.")
-    check_output(args.output)
-    if args.input != "-":
-        check_file(args.input)
+    if find_share(args):
+        check_directory(args.output, "--output")
+        find_inputs(args.input)
+    else:
+        check_output(args.output)
+        if args.input != "-":
+            check_file(args.input)
     check_model_exists(args.checkpoint)
 
 
@@ -85,8 +94,19 @@ def run(args: argparse.Namespace) -> None:
         args.checkpoint, args.layers, args.level, args.pooling, args.normalize
     )
     enable_compilation_cache()
-    count = Embedder(model, options).write(_lines(args.input), args.output)
-    _log.info("%s: embeddings of %d texts.", args.output, count)
+    embedder = Embedder(model, options)
+    if share := find_share(args):
+        from bertjax.inference.output_shards import InputFile
+
+        files = [
+            InputFile(os.path.basename(path), functools.partial(_lines, path))
+            for path in find_inputs(args.input)
+        ]
+        summary = embedder.write_shards(files, args.output, share)
+        _log.info("%s: %s", args.output, summary.describe("embeddings", share))
+    else:
+        count = embedder.write(_lines(args.input), args.output)
+        _log.info("%s: embeddings of %d texts.", args.output, count)
 
 
 def _lines(path: str) -> Iterable[str]:

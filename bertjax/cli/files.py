@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
-from data_pipelines.paths import atomic_write, check_file, is_remote
+from data_pipelines.paths import as_path, atomic_write, check_file, is_remote
 
 if TYPE_CHECKING:
     from etils import epath
@@ -54,6 +54,19 @@ def read_lines(path: str) -> Iterator[str]:
     from data_pipelines.text import lines
 
     return _with_ends(lines.read_lines(check_file(path)))
+
+
+def find_inputs(pattern: str) -> list[str]:
+    """Return the files of `--input` for several processes: of a name, a directory or a pattern.
+
+    Raises:
+      InputError: there is none, or it is standard input.
+    """
+    from data_pipelines.text.sources import match_files
+
+    if pattern == "-":
+        raise InputError("--input=-: processes cannot share it. Name files that all of them read.")
+    return [str(path) for path in match_files(str(as_path(pattern)))]
 
 
 def _standard_input() -> Iterator[str]:

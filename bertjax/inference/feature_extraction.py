@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,9 @@ from bertjax.inference.embedding_files import (
     check_suffix,
     texts_to_bytes,
 )
+from bertjax.inference.output_shards import InputFile, Shard, ShardsWriter, Summary
 from bertjax.inference.predictor import AnyModel, Runner, open_model
+from bertjax.mesh.cluster import ProcessShare
 from bertjax.mesh.finite import check_finite
 from bertjax.tasks.embeddings.encoder_embeddings import (
     EmbeddingOptions,
@@ -29,6 +32,7 @@ from bertjax.tasks.embeddings.encoder_embeddings import (
     embed_texts,
 )
 from bertjax.workdir.draft import exclusive_draft
+from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
@@ -37,6 +41,9 @@ from data_pipelines.parsing import parse_object
 _log = logging.getLogger("bertjax")
 
 LINES_PER_PART = {"text": 4096, "word": 256, "token": 256}  # by level
+# In a directory of several processes: few enough that a small corpus has some for each of them,
+# and that a file of BERT-Base has 50 MB.
+PARTS_PER_SHARD = 4
 
 
 def find_embedding_options(
@@ -138,32 +145,84 @@ class Embedder:
         """
         output = epath.Path(output)
         check_suffix(output)
-        settings = {"model": self._pretrained.digest, **vars(self.options)}
-        iterator, number, count, num_truncated = iter(lines), 0, 0, 0
-        lines_per_part = LINES_PER_PART[self.options.level]
         with exclusive_draft(output, "--output") as (folder, lock):
-            parts = PartFiles(output, settings, folder)
-            while texts := list(itertools.islice(_iter_texts(iterator, count), lines_per_part)):
-                lock.check()
-                joined = "\n".join(texts).encode("utf-8", "surrogatepass")
-                digest = hashlib.sha256(joined).hexdigest()
-                if not parts.has(number, digest):
-                    embeddings = self.encode(texts)
-                    parts.write(number, digest, _make_part(texts, embeddings))
-                    num_truncated += embeddings.num_truncated
-                number, count = number + 1, count + len(texts)
-            if not count:
-                raise InputError("the input has no lines. Give some text.")
-            self.warn_truncated(num_truncated, count)
-            parts.finish(number, WRITERS[output.suffix])
+            count, num_truncated = self._write_file(_iter_texts(lines), output, folder, lock)
+        self.warn_truncated(num_truncated, count)
         return count
 
+    def write_shards(
+        self, files: Sequence[InputFile[str]], output: epath.PathLike, share: ProcessShare
+    ) -> Summary:
+        """Write a process's share of the embeddings of every line of files to a directory.
 
-def _iter_texts(lines: Iterator[str], num_before: int) -> Iterator[str]:
+        Args:
+          files: the files, whose items are lines as of `write`.
+          output: the directory; its suffix is that of the shards.
+          share: share of this process.
+
+        Raises:
+          InputError: a line is invalid, the suffix is unknown, or see `ShardsWriter.write`.
+        """
+        output = epath.Path(output)
+        check_suffix(output)
+        num_truncated = 0
+
+        def write_shard(
+            shard: Shard[str], path: epath.Path, folder: epath.Path, lock: WorkdirLock
+        ) -> None:
+            nonlocal num_truncated
+            texts = _iter_texts(shard.items, shard.first, shard.input)
+            num_truncated += self._write_file(texts, path, folder, lock)[1]
+
+        rows = PARTS_PER_SHARD * LINES_PER_PART[self.options.level]
+        writer = ShardsWriter(output, output.suffix, self._settings, rows, _to_bytes, share)
+        summary = writer.write(files, write_shard)
+        self.warn_truncated(num_truncated, summary.rows)
+        return summary
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Everything but the texts that determines the embeddings."""
+        model, vocabulary = self._pretrained.digest, self._tokenizer.fingerprint()
+        return {"model": model, "vocabulary": vocabulary, **vars(self.options)}
+
+    def _write_file(
+        self, texts: Iterator[str], output: epath.Path, folder: epath.Path, lock: WorkdirLock
+    ) -> tuple[int, int]:
+        """Write the embeddings of texts to a file; return the number of texts and truncated ones.
+
+        Args:
+          texts: the texts.
+          output: the file.
+          folder: directory of its parts, from which it is moved.
+          lock: lock of the folder.
+        """
+        parts, number, count, num_truncated = PartFiles(output, self._settings, folder), 0, 0, 0
+        lines_per_part = LINES_PER_PART[self.options.level]
+        while chunk := list(itertools.islice(texts, lines_per_part)):
+            lock.check()
+            joined = "\n".join(chunk).encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(joined).hexdigest()
+            if not parts.has(number, digest):
+                embeddings = self.encode(chunk)
+                parts.write(number, digest, _make_part(chunk, embeddings))
+                num_truncated += embeddings.num_truncated
+            number, count = number + 1, count + len(chunk)
+        if not count:
+            raise InputError("the input has no lines. Give some text.")
+        parts.finish(number, WRITERS[output.suffix])
+        return count, num_truncated
+
+
+def _to_bytes(line: str) -> bytes:
+    return line.strip().encode("utf-8", "surrogatepass")
+
+
+def _iter_texts(lines: Iterable[str], num_before: int = 0, file_name: str = "") -> Iterator[str]:
     for number, line in enumerate(lines, num_before + 1):
         text = line.strip()
         if text.startswith("{"):
-            location = f"line {number}"
+            location = f"{file_name}:{number}" if file_name else f"line {number}"
             content = parse_object(location, text)
             if "text_pair" in content:
                 warn_once(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -107,6 +107,7 @@ class Predictor(Runner):
         objective = registry.make_objective(self.config, jax.device_count())
         super().__init__(model, objective)  # may take another checkpoint of the run
         self.path = model.path
+        self._logged_keys: set[str] = set()
         self.pipeline = task.pipeline_class(self.config)(
             objective, model.tokenizer or find_tokenizer(self.path), model.labels, model.calibration
         )
@@ -117,6 +118,7 @@ class Predictor(Runner):
         chunk_size: int = 1,
         return_all_scores: bool = False,
         from_file: bool = False,
+        is_start: bool = True,
     ) -> Iterator[dict[str, Any]]:
         """Yield the answer to each input; see `bertjax.tasks.pipeline.Pipeline.postprocess`.
 
@@ -127,17 +129,17 @@ class Predictor(Runner):
           return_all_scores: add the scores of all labels or choices.
           from_file: whether the inputs are rows of a file. Other keys are ignored and logged then,
             and the answer to an invalid input is {"error": message}.
+          is_start: whether the inputs are those at the start of a file.
 
         Raises:
-          InputError: an input is invalid; of a file, all inputs of the first chunk are.
+          InputError: an input is invalid; of a file, all inputs of its first chunk are.
         """
         limit = self.pipeline.max_batch_inputs
         size = limit if isinstance(inputs, Sequence) else min(chunk_size, limit)
         remaining = iter(inputs)
-        is_first, ignored = True, set[str]()
         while chunk := list(itertools.islice(remaining, size)):
             if from_file:
-                ignored |= self._log_unread_keys(chunk, ignored)
+                self._log_unread_keys(chunk)
             else:
                 self._check_keys(chunk)
             try:
@@ -145,13 +147,13 @@ class Predictor(Runner):
                 first = next(answers)
             except InputError:
                 errors = self._find_errors(chunk) if from_file else []
-                if not any(errors) or (is_first and all(errors)):
+                if not any(errors) or (is_start and all(errors)):
                     raise
                 yield from self._predict_valid(chunk, errors, return_all_scores)
             else:
                 yield first
                 yield from answers
-            is_first = False
+            is_start = False
 
     def _check_keys(self, inputs: Iterable[PredictInput]) -> None:
         """Raise InputError for an input with a key that the pipeline ignores."""
@@ -160,12 +162,12 @@ class Predictor(Runner):
                 self.pipeline.preprocess([item])  # the error of a missing key says more
                 check_keys(self.pipeline, item)
 
-    def _log_unread_keys(self, inputs: Iterable[PredictInput], known: Set[str]) -> set[str]:
-        """Return the keys that the pipeline ignores; log those that are not known."""
+    def _log_unread_keys(self, inputs: Iterable[PredictInput]) -> None:
+        """Log the keys that the pipeline ignores, each once."""
         names = {name for item in inputs for name in unread_keys(self.pipeline, item)}
-        if new := names - known:
+        if new := names - self._logged_keys:
             _log.info("the model does not read the keys %s.", ", ".join(sorted(map(repr, new))))
-        return names
+        self._logged_keys |= new
 
     def _find_errors(self, inputs: Sequence[PredictInput]) -> list[str]:
         """Return the error of each input, "" if it is valid."""

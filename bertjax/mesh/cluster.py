@@ -49,11 +49,7 @@ def find_cluster(
                 "--coordinator-address, --num-processes, --process-id: one is missing. Give all "
                 "three."
             )
-        if not 0 <= process_id < num_processes:
-            raise InputError(
-                f"--process-id={process_id}: is not one of --num-processes={num_processes}. Count "
-                "processes from 0."
-            )
+        _check_process_id(num_processes, process_id)
         if not coordinator_address.rpartition(":")[2].isdigit():
             raise InputError(
                 f"--coordinator-address={coordinator_address}: has no port. Write HOST:PORT."
@@ -65,6 +61,41 @@ def find_cluster(
         num_gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if one_per_node else 0
         return Cluster(local_device_ids=tuple(range(num_gpus)))
     return Cluster(allow_single_process=True) if on_tpu() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessShare:
+    """The share of one of several processes that divide the work and exchange nothing.
+
+    Attributes:
+      process_id: index of the process, from 0.
+      num_processes: number of processes.
+    """
+
+    process_id: int
+    num_processes: int
+
+
+def find_share(num_processes: int | None, process_id: int | None) -> ProcessShare | None:
+    """Return the share of the arguments; None for a single process.
+
+    Raises:
+      InputError: an argument is missing, or there is no such process.
+    """
+    if num_processes is None and process_id is None:
+        return None
+    if num_processes is None or process_id is None:
+        raise InputError("--num-processes, --process-id: one is missing. Give both.")
+    _check_process_id(num_processes, process_id)
+    return ProcessShare(process_id, num_processes)
+
+
+def _check_process_id(num_processes: int, process_id: int) -> None:
+    if not 0 <= process_id < num_processes:
+        raise InputError(
+            f"--process-id={process_id}: is not one of --num-processes={num_processes}. Count "
+            "processes from 0."
+        )
 
 
 def on_tpu() -> bool:

@@ -29,18 +29,35 @@ def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Pat
     if _exists(output) and not (draft / LOCK_FILE).exists():
         remove_empty([draft])
         raise problem
-    with WorkdirLock(draft, option) as lock:
+    with held_draft(draft, option) as lock:
         is_new = not _exists(output)
         if is_new:
             yield draft, lock
+    if not is_new:
+        raise problem
+
+
+@contextlib.contextmanager
+def held_draft(draft: epath.Path, option: str) -> Iterator[WorkdirLock]:
+    """Yield the lock of a directory, which is deleted at the end with all that is in it.
+
+    After an error it remains, unless it is empty.
+
+    Args:
+      draft: the directory; it is created.
+      option: argument that names the output, for errors.
+
+    Raises:
+      InputError: another process holds the directory.
+    """
+    with WorkdirLock(draft, option) as lock:
+        yield lock
         for path in draft.iterdir():
             if path.is_dir():
                 path.rmtree()
             elif not path.name.startswith(LOCK_FILE):
                 path.unlink()
     remove_empty([draft])
-    if not is_new:
-        raise problem
 
 
 @contextlib.contextmanager

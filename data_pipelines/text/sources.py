@@ -132,7 +132,7 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
         if pattern.startswith(TFDS):
             check_tfds_installed(pattern)
-        sources += map(str, _match_files(pattern)) if is_path else [pattern]
+        sources += map(str, match_files(pattern)) if is_path else [pattern]
     for source, count in collections.Counter(sources).items():
         check_readable(source)
         if count > 1:
@@ -142,7 +142,12 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
     return sources
 
 
-def _match_files(pattern: str) -> list[epath.Path]:
+def match_files(pattern: str) -> list[epath.Path]:
+    """Return a file, the files in a directory or those that match a pattern, sorted by name.
+
+    Raises:
+      InputError: there is none.
+    """
     path = epath.Path(pattern)
     if path.is_dir():
         files = _leave_out_descriptions(path, sorted(_files_within(path)))
