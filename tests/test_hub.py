@@ -25,7 +25,8 @@ from bertjax.formats.loading import find_bert_config, find_tokenizer, read_model
 from bertjax.mesh import distributed
 from bertjax.model.bert_config import BertConfig
 from bertjax.training.initialization import PretrainedModel, open_recorded
-from bertjax.workdir.model_records import share_commits, write_model_record
+from bertjax.workdir.model_history import write_model_record
+from bertjax.workdir.model_records import share_commits
 from bertjax.workdir.run_config import make_run_config
 from data_pipelines import hub
 from data_pipelines.errors import InputError

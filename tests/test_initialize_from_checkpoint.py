@@ -25,7 +25,7 @@ from bertjax.tasks import registry
 from bertjax.training.initialization import PretrainedModel, open_recorded
 from bertjax.training.setup import make_trainer
 from bertjax.training.trainer import StoppedError
-from bertjax.workdir.model_records import write_model_record
+from bertjax.workdir.model_history import write_model_record
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 

@@ -9,7 +9,7 @@ from bertjax.config.loading import read_config, read_config_dict
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
-from bertjax.workdir.model_records import read_history
+from bertjax.workdir.model_history import read_history
 from data_pipelines.errors import InputError
 
 

@@ -34,7 +34,8 @@ from bertjax.model.heads import HEADS
 from bertjax.model.initialization import check_extension, extend_positions
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
-from bertjax.workdir.model_records import RECORD_FILES, read_history
+from bertjax.workdir.model_history import read_history
+from bertjax.workdir.model_records import RECORD_FILES
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path

@@ -41,7 +41,8 @@ from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
 from bertjax.workdir.goodput import GOODPUT_FILE, GoodputClock
 from bertjax.workdir.lock import WorkdirLock
-from bertjax.workdir.model_records import RECORD_FILES, write_model_record
+from bertjax.workdir.model_history import write_model_record
+from bertjax.workdir.model_records import RECORD_FILES
 from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
 

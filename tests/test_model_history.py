@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from etils import epath
 
-from bertjax.workdir.model_records import read_history
+from bertjax.workdir.model_history import read_history
 from data_pipelines.errors import InputError
 
 RUN = "pretraining (mlm): 1,500 steps on d/law+d/wiki, initialized from models/base"
