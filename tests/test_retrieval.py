@@ -89,7 +89,7 @@ def test_read_retrieval_dataset_rejects(tmp_path, corpus, queries, qrels, messag
     [
         ("corpus.jsonl", "corpus.jsonl: no such file. A retrieval data set has corpus.jsonl, quer"),
         ("queries.jsonl", "queries.jsonl: no such file. A retrieval data set has"),
-        ("qrels/test.tsv", "qrels/test.tsv: no such file. Set data.qrels to one of dev, train."),
+        ("qrels/test.tsv", "qrels/test.tsv: no such file. Name another split: dev, train."),
     ],
 )
 def test_read_retrieval_dataset_rejects_a_missing_file(tmp_path, name, message) -> None:

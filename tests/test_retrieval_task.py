@@ -143,7 +143,7 @@ def test_prompts_precede_queries_documents_anchors_and_positives(folder) -> None
     [
         ({"data__top_k": 9}, "data.top_k=9: less than the 10 documents that ndcg_10 reads. Use 10"),
         ({"data__top_k": 26}, "data.top_k=26: .*beir has 25 documents. Use at most 25."),
-        ({"data__qrels": "dev"}, ".*dev.tsv: no such file. Set data.qrels to one of test."),
+        ({"data__qrels": "dev"}, ".*dev.tsv: no such file. Name another split: test."),
         ({"data__eval_file": "gone"}, ".*gone: no such file. Set data.dir to its directory, or"),
         (
             {

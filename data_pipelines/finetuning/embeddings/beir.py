@@ -111,7 +111,7 @@ def _find_qrels(directory: epath.Path, split: str) -> epath.Path:
     path = directory / QRELS_FOLDER / f"{split}.tsv"
     if not path.exists():
         splits = sorted(file.stem for file in (directory / QRELS_FOLDER).glob("*.tsv"))
-        fix = f"Set data.qrels to one of {', '.join(splits)}" if splits else "Add it"
+        fix = f"Name another split: {', '.join(splits)}" if splits else "Add it"
         raise InputError(f"{path}: no such file. {fix}.")
     return path
 
