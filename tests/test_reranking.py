@@ -183,7 +183,10 @@ def test_command_searches_reranks_and_writes_scores(reranker, folder, tmp_path) 
     for option, problem in (
         (["--retriever", reranker], "no model of embeddings. Name a run of embeddings"),
         (["--run", folder / "gone.trec"], "gone.trec: no such file"),
-        (["--run", folder / "first.trec", "--qrels", "dev"], "no such file. Name another split: test"),
+        (
+            ["--run", folder / "first.trec", "--qrels", "dev"],
+            "no such file. Name another split: test",
+        ),
     ):
         failed = run(*words, *option, "--output", tmp_path / "other")
         assert failed.returncode == 2 and problem in failed.stderr, failed.stderr

@@ -127,7 +127,7 @@ def test_special_tokens_in_texts_are_warned_of_once(method: str, caplog) -> None
         getattr(tokenizer, method)("a [SEP] b")
     assert [tokenizer.tokens[i] for i in ids] == ["a", "[", "s", "##e", "##p", "]", "b"]
     assert caplog.messages == [
-        "'a [SEP] b': a text contains [SEP]. It is tokenized as any other text, but transformers "
+        "a text contains [SEP]. It is tokenized as any other text, but transformers "
         "reads it as the token. Give the texts of a pair separately."
     ]
 

@@ -23,11 +23,18 @@ def input_file_reader(path: str) -> InputReader:
     Raises:
       InputError: see `read_lines` and `read_table`.
     """
+    from data_pipelines.finetuning.sequence_classification import split_column_names
     from data_pipelines.finetuning.table import is_table, read_table
 
     if path != "-" and is_table(path):
-        rows = read_table(path)
-        return lambda pipeline: map(_input_of_row, rows)
+
+        def read_rows(pipeline: "Pipeline[Any] | type[Pipeline[Any]]") -> Iterable["PredictInput"]:
+            # As the files of the training, a file without a header has the columns of its run.
+            data = {} if isinstance(pipeline, type) else pipeline.config.data
+            columns = split_column_names(data.get("columns", ""))
+            return map(_input_of_row, read_table(path, columns=columns))
+
+        return read_rows
     lines, name = read_lines(path), "" if path == "-" else path
     return lambda pipeline: pipeline.parse_lines(lines, name)
 

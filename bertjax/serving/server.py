@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from etils import epath
 
+from bertjax.inference.predictor import Predictor, open_model
 from bertjax.serving.app import make_app
 from bertjax.serving.batching import ComputeThread
 from bertjax.serving.connections import idle_timeout_protocol
@@ -118,6 +119,9 @@ class ModelServer:
           InputError: there is no such model.
           CommandError: a model computes numbers that are not finite.
         """
+        if len(self.models) > 1:  # an invalid one is found before the others are compiled
+            for model in self.models.values():
+                Predictor(open_model(model.path))
         for model in self.models.values():
             model.load()
 

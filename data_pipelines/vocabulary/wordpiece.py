@@ -300,8 +300,9 @@ class WordPieceTokenizer:
             fix = " Give the texts of a pair separately." if is_separator else ""
             warn_once(
                 "special tokens in texts",
-                f"{text[:60]!r}: a text contains {match[0]}. It is tokenized as any other text, "
-                f"but transformers reads it as the token.{fix}",
+                # Without the text, which may be a request of a server.
+                f"a text contains {match[0]}. It is tokenized as any other text, but transformers "
+                f"reads it as the token.{fix}",
             )
 
     def _words(self, text: str) -> list[str]:
