@@ -17,7 +17,8 @@ from test_interface import ARGUMENTS, LABELS, SHAPE, call, write_model
 
 import bertjax
 from bertjax.cli.main import main
-from bertjax.formats.sentence_transformers import PoolingConfig, write_modules
+from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference.onnx_runner import OnnxRunner
 from bertjax.serving.models import find_version
 from data_pipelines.errors import InputError
@@ -128,6 +129,20 @@ def test_embeddings_are_those_of_the_encoder(encoder, tmp_path) -> None:
         np.testing.assert_allclose(onnx_model.encode(texts, **options), expected, atol=1e-5)
     with pytest.raises(InputError, match="from its last layer"):
         onnx_model.encode("ba", layers=(0,), pooling="mean")
+
+
+def test_encoders_of_sentence_transformers_predict_embeddings(encoder, tmp_path) -> None:
+    with pytest.raises(InputError, match="the model has no head"):  # for its prompt
+        bertjax.load(encoder).predict("ba do")
+    settings = '{"prompts": {"query": "ki "}}'
+    (encoder / "config_sentence_transformers.json").write_text(settings)
+    (encoder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    write_onnx(encoder, tmp_path / "exported")
+    for path in (encoder, tmp_path / "exported"):
+        model = bertjax.load(path)
+        answers = model.predict(["ba do", "ba " * 20])
+        np.testing.assert_allclose(answers[0]["embedding"], model.encode("ba do"), atol=1e-6)
+        assert [answer.get("truncated", False) for answer in answers] == [False, True]
 
 
 def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:

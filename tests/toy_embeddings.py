@@ -13,7 +13,8 @@ from model_files import write_hf
 from random_models import draw_model
 
 from bertjax.config.distill_config import DistillConfig
-from bertjax.formats.sentence_transformers import PoolingConfig, write_modules
+from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.tasks.embeddings.task import EmbeddingsTask
 

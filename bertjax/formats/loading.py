@@ -1,5 +1,6 @@
 """Loading of a model directory of any format: configuration, tokenizer, labels, arrays."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,12 +16,16 @@ from bertjax.checkpointing.parameters import check_finite_params, load_params, r
 from bertjax.config.loading import read_config_dict, read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.detection import find_format
-from bertjax.formats.sentence_transformers import lower_cases_texts, read_projection
+from bertjax.formats.sentence_transformers import (
+    find_pooling_config,
+    lower_cases_texts,
+    read_projection,
+)
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.heads import PROJECTION, check_modules_known
+from bertjax.model.heads import HEADS, PROJECTION, check_modules_known
 from bertjax.model.pooling import init_projection
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
@@ -124,15 +129,24 @@ def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyMod
 
 
 def read_embedding_model(path: epath.PathLike, format_name: str) -> NumpyModel:
-    """Read a published model, with the linear layer after the pooling if its directory has one.
+    """Read a published model, with the pooling of an encoder and the linear layer after it.
 
     Raises:
       InputError: see `read_model` and `read_projection`.
     """
     model, projection = read_model(path, format_name), read_projection(path)
-    if projection is None:
-        return model
-    return dataclasses.replace(model, params={**model.params, PROJECTION: projection})
+    if projection is not None:
+        model = dataclasses.replace(model, params={**model.params, PROJECTION: projection})
+    return with_pooling(model, path)
+
+
+def with_pooling(model: NumpyModel, path: epath.PathLike) -> NumpyModel:
+    """Return a model with the pooling that its directory states, if it is an encoder alone."""
+    pooling = None
+    if not any(part in HEADS for part in model.params):
+        with contextlib.suppress(InputError):  # a pooling that bertjax lacks
+            pooling = find_pooling_config(path)
+    return dataclasses.replace(model, pooling=pooling)
 
 
 def _read_bertjax(path: epath.Path) -> NumpyModel:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -13,6 +13,7 @@ from bertjax.checkpointing.lookup import has_checkpoint, read_unverified_checkpo
 from bertjax.config.loading import read_config_dict
 from bertjax.formats.detection import WEIGHTS
 from bertjax.formats.huggingface import read_max_length
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.formats.weights import read_files
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -58,32 +59,6 @@ _OPTIONAL: tuple[list[str], ...] = (
     ["Normalize"],
     ["Dense", "Normalize"],
 )  # modules after the pooling
-
-
-class PoolingConfig(NamedTuple):
-    """Settings of a model of sentence-transformers.
-
-    Attributes:
-      model: directory of the encoder.
-      pooling: see `bertjax.model.pooling`.
-      normalize: whether embeddings are scaled to length 1.
-      max_seq_length: largest number of tokens of a text; None if unspecified.
-      do_lower_case: whether texts are lower-cased before they are tokenized.
-      prompt: text before each text; its tokens are pooled too.
-      query_prompt: text before each query of a retrieval.
-      document_prompt: text before each document.
-      projection_size: components that a linear layer computes of a pooled vector; 0 without one.
-    """
-
-    model: epath.Path
-    pooling: str
-    normalize: bool
-    max_seq_length: int | None
-    do_lower_case: bool = False
-    prompt: str = ""
-    query_prompt: str = ""
-    document_prompt: str = ""
-    projection_size: int = 0
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -40,6 +40,32 @@ _MLM_HEADS = {
 }
 
 
+class PoolingConfig(NamedTuple):
+    """Settings of a model of sentence-transformers.
+
+    Attributes:
+      model: directory of the encoder.
+      pooling: see `bertjax.model.pooling`.
+      normalize: whether embeddings are scaled to length 1.
+      max_seq_length: largest number of tokens of a text; None if unspecified.
+      do_lower_case: whether texts are lower-cased before they are tokenized.
+      prompt: text before each text; its tokens are pooled too.
+      query_prompt: text before each query of a retrieval.
+      document_prompt: text before each document.
+      projection_size: components that a linear layer computes of a pooled vector; 0 without one.
+    """
+
+    model: epath.Path
+    pooling: str
+    normalize: bool
+    max_seq_length: int | None
+    do_lower_case: bool = False
+    prompt: str = ""
+    query_prompt: str = ""
+    document_prompt: str = ""
+    projection_size: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class NumpyModel:
     """A BERT model as NumPy arrays, independent of its format.
@@ -55,6 +81,7 @@ class NumpyModel:
       problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
       max_seq_length: tokens of a text, special ones included, at which training cut it; None if
         unknown.
+      pooling: how an encoder of sentence-transformers embeds texts; None for another model.
       history: what made the parameters, as far as it is known: a line for each run and each change,
         the oldest first.
     """
@@ -66,6 +93,7 @@ class NumpyModel:
     labels: tuple[str, ...] = ()
     problem_type: str = "single_label_classification"
     max_seq_length: int | None = None
+    pooling: PoolingConfig | None = None
     history: tuple[str, ...] = ()
 
     @property

@@ -15,11 +15,10 @@ from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
 from bertjax.formats.sentence_transformers import (
-    PoolingConfig,
     checkpoint_pooling_config,
     write_modules,
 )
-from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.tensors import NumpyModel, PoolingConfig
 from bertjax.inference.trained_model import read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR

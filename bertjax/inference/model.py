@@ -192,9 +192,8 @@ class Model:
     @functools.cached_property
     def _predictor(self) -> Predictor:
         check_modules_known(self._pretrained.parts, self.path)
-        trained = self._pretrained.training_config()
-        needs_head = trained is None or registry.make_objective(trained).heads
-        if needs_head and not any(part in HEADS for part in self._pretrained.parts):
+        has_head = any(part in HEADS for part in self._pretrained.parts)
+        if not has_head and registry.make_objective(self._pretrained.config()).heads:
             raise InputError(f"{self.path}: the model has no head. Call encode for embeddings.")
         return Predictor(self._pretrained)
 

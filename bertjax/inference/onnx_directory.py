@@ -14,6 +14,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.formats.detection import ONNX_FILE
+from bertjax.formats.loading import with_pooling
 from bertjax.formats.sentence_transformers import read_projection
 from bertjax.inference.onnx_runner import OnnxRunner
 from bertjax.model.decoder.options import Decoding
@@ -22,6 +23,7 @@ from bertjax.model.pooling import l2_normalize, pool, project
 from bertjax.steps.objective import Objective
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
+from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
 from bertjax.tasks.pipeline import HostBatch, RunFunction
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -66,7 +68,8 @@ class OnnxModel:
             if name.removesuffix("_logits") in HEADS
         }
         params = {"encoder": {}, **params}
-        self._model = huggingface.finish_model(self.path, bert_config, config_dict, params)
+        model = huggingface.finish_model(self.path, bert_config, config_dict, params)
+        self._model = with_pooling(model, self.path)
         self.bert_config, self.labels = self._model.config, self._model.labels
         self.tokenizer, self.parts = self._model.tokenizer, tuple(params)
 
@@ -88,11 +91,15 @@ class OnnxModel:
           InputError: the graph has not got its outputs.
         """
         is_encoder = _HIDDEN_STATE in self._run.output_sizes
-        if not isinstance(objective, EmbeddingsObjective):
+        if isinstance(objective, TrainedEmbeddingsObjective):
+            names = ("pooling", "normalize", "projection_size")
+            options = EmbeddingOptions(**{name: objective.config.data[name] for name in names})
+        elif isinstance(objective, EmbeddingsObjective):
+            options = objective.options
+        else:
             if missing := [HEADS[name] for name in objective.heads if name not in self.parts]:
                 raise InputError(f"{self.path}: has no {missing[0].display_name}. Export a model.")
             return self._run
-        options = objective.options
         if not is_encoder or options.level != "text" or set(options.layers) != {-1}:
             raise InputError(
                 f"{self.path}: an ONNX model has embeddings of texts, from its last layer, if it "

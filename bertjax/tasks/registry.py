@@ -24,7 +24,8 @@ from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
 
-TASKS = {  # task name -> MODULE:CLASS
+TASKS = {  # task name -> MODULE:CLASS; of a published model the first that `config_for_model` fits
+    "embeddings": "bertjax.tasks.embeddings.task:EmbeddingsTask",
     "pretraining": "bertjax.tasks.pretraining:PretrainingTask",
     "question_answering": "bertjax.tasks.question_answering.task:QuestionAnsweringTask",
     "answer_extraction": "bertjax.tasks.answer_extraction.task:AnswerExtractionTask",
@@ -32,7 +33,6 @@ TASKS = {  # task name -> MODULE:CLASS
         "bertjax.tasks.sequence_classification.task:SequenceClassificationTask"
     ),
     "generation": "bertjax.tasks.generation.task:GenerationTask",
-    "embeddings": "bertjax.tasks.embeddings.task:EmbeddingsTask",
     "multiple_choice": "bertjax.tasks.multiple_choice:MultipleChoiceTask",
     "token_classification": "bertjax.tasks.token_classification.task:TokenClassificationTask",
 }

@@ -8,11 +8,11 @@ from etils import epath
 from bertjax.formats import huggingface
 from bertjax.formats.detection import ONNX_FILE
 from bertjax.formats.sentence_transformers import (
-    PoolingConfig,
     find_pooling_config,
     read_projection,
     write_modules,
 )
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference.export.program import Signature, load_source
 from bertjax.inference.export.quantization import Int8Gate, quantize
 from bertjax.mesh.sharding import named_leaves

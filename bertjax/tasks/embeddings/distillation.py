@@ -8,7 +8,8 @@ import jax
 from jax import Array
 
 from bertjax.config.config import Config
-from bertjax.formats.sentence_transformers import PoolingConfig, find_pooling_config
+from bertjax.formats.sentence_transformers import find_pooling_config
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.mesh.feed import Batch
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.losses import Sums

@@ -10,6 +10,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from bertjax.tasks.embeddings.data import (
     FIELDS,
+    PROMPTS,
     config_for_data,
     config_for_init,
     encode_dataset,
@@ -121,5 +122,14 @@ class EmbeddingsTask(FinetuningTask):
         return format_examples(batch, index, self.tokenizer, places)
 
     @classmethod
-    def config_for_model(cls, model: NumpyModel) -> None:
-        """Return None: a published encoder does not tell what it was trained for."""
+    def config_for_model(cls, model: NumpyModel) -> dict[str, Any] | None:
+        """Return the fields of an encoder of sentence-transformers; None for another model.
+
+        Texts with a prompt for all, or lower-cased before the tokenizer, are left to `embed`.
+        """
+        pooling = model.pooling
+        if pooling is None or pooling.prompt or pooling.do_lower_case:
+            return None
+        names = ("pooling", "normalize", "projection_size", *PROMPTS)
+        data = {name: getattr(pooling, name) for name in names} | {"loss": RANKING_LOSS}
+        return {"max_seq_length": pooling.max_seq_length or model.max_text_length, "data": data}
