@@ -10,6 +10,7 @@ import toy_tasks
 from toy_embeddings import configure_student, prepare, write_teacher
 
 from bertjax.tasks import registry
+from bertjax.tasks.embeddings.distillation import make_teacher_objective
 from bertjax.tasks.embeddings.losses import TEACHER_LOSS
 from bertjax.tasks.embeddings.task import EmbeddingsTask
 from bertjax.training.setup import open_teacher
@@ -131,6 +132,13 @@ def test_teacher_that_does_not_fit_is_rejected(folder, teacher, tmp_path) -> Non
     message = "^distill.teacher=.*: has another vocabulary than the model: .* Write its embeddings"
     with pytest.raises(InputError, match=message):
         open_teacher(task.config, task, tmp_path)
+
+
+def test_student_of_some_layers_of_its_teacher_is_accepted(folder, teacher) -> None:
+    for fields in ({"init_layers": "1"}, {"reinit_layers": 2}):
+        config = configure_student(folder, teacher, {"teacher": str(teacher)}, **fields)
+        assert make_teacher_objective(config).config.model.num_hidden_layers == 2
+        EmbeddingsTask(config)
 
 
 def test_other_tasks_reject_stored_embeddings(folder) -> None:

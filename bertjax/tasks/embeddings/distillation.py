@@ -61,7 +61,16 @@ def make_teacher_objective(
         "projection_size": pooling.projection_size,
         "loss": TEACHER_LOSS,
     }
-    config = dataclasses.replace(config, model=model, data=data)
+    # What initializes the student may not fit the teacher's layers.
+    config = dataclasses.replace(
+        config,
+        model=model,
+        data=data,
+        init="",
+        init_layers="",
+        init_positions="",
+        reinit_layers=0,
+    )
     return TrainedEmbeddingsObjective(config, batch_size_multiple)
 
 
