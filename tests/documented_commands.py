@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        28,
+        29,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
@@ -72,6 +72,11 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
     (r"--batch \d+", "--batch 2"),
     (r"(ablations\.recipes) (.*) --steps \d+", r"\1 --only paper modern --seeds 1 \2 --steps 40"),
+    (r"(ablations\.adaptation) (.*) --steps \d+", r"\1 --seeds 1 \2 --steps 10"),
+    (
+        r"--init BASE --domain CORPUS --general CORPUS",
+        "--init runs/base-1 --domain corpora/mine --general corpora/wiki",
+    ),
     (
         r"(ablations (?:objectives|architectures) .*) --steps \d+",
         r"\1 --finetune all.steps=4 --steps 10",

@@ -18,7 +18,7 @@ from bertjax.errors import EXIT_DIVERGED
 from bertjax.model.bert import param_shapes
 from bertjax.tasks import registry
 from experiments.ablations import __main__ as ablations
-from experiments.ablations import commands, feature_based, recipes
+from experiments.ablations import adaptation, commands, feature_based, recipes
 from experiments.ablations.__main__ import Ablation
 from experiments.ablations.architectures import count_parameters, fit_encoders, make_table
 from experiments.ablations.results import VariantResult, describe_finding, write_results
@@ -214,6 +214,76 @@ def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> N
     assert train["Muon"] == [60, 60, 80]  # a real run rejects the other number of steps
 
 
+AdaptationRuns = dict[str, list[Config]]  # "base" or row and seed -> configurations of its commands
+
+
+@pytest.fixture
+def adapt(monkeypatch) -> AdaptationRuns:
+    """Stub of `bertjax train` and `evaluate`; the runs of seed 1 with replay diverge."""
+    runs: AdaptationRuns = collections.defaultdict(list)
+
+    def run(words: list[str]) -> int:
+        command = words[3:]
+        option = {"train": "--workdir", "evaluate": "--output"}[command[0]]
+        directory = pathlib.Path(command[command.index(option) + 1])
+        # ROW/SEED/STAGE, ROW/SEED.scores or base.scores
+        run_directory = directory.parent if command[0] == "train" else directory.with_suffix("")
+        is_base = run_directory.name == adaptation.BASE
+        name = "" if is_base else f"{run_directory.parent.name} "
+        runs[name + run_directory.name].append(configuration(command))
+        directory.mkdir(parents=True)
+        scores = {"domain/mlm_loss": 5.0 if is_base else 4.0, "general/mlm_loss": 3.0}
+        (directory / "scores.json").write_text(json.dumps(scores))
+        return EXIT_DIVERGED if run_directory.match("*-replay/1") else 0
+
+    monkeypatch.setattr(commands, "run_process", run)
+    return runs
+
+
+def run_adaptation(monkeypatch, output: pathlib.Path, *options: str) -> list[str]:
+    argv = ["adaptation", "--output", str(output), "--init", "", "--steps", "50", *options]
+    argv += ["--domain", "corpora/domain", "--general", "corpora/general"]
+    monkeypatch.setattr("sys.argv", [*argv, "--config.batch_size=8"])
+    adaptation.main()
+    return (output / "adaptation.md").read_text().splitlines()
+
+
+def test_adaptation_rows_differ_in_stages_and_replay_alone(adapt, tmp_path, monkeypatch) -> None:
+    lines = run_adaptation(monkeypatch, tmp_path, "--seeds", "1")
+    evaluated = [configs.pop() for configs in adapt.values()]
+    assert len({json.dumps(config.to_dict()) for config in evaluated}) == 1
+    assert evaluated[0].data["dir"] == "corpora/domain+corpora/general"
+    assert not evaluated[0].eval_batches
+    stages = {
+        name: [(config.data["objective"], config.total_steps) for config in configs]
+        for name, configs in adapt.items()
+    }
+    assert stages == {
+        "base": [],
+        "masked-LM 0": [("mlm", 50)],
+        "CLM-first-20-of-the-steps 0": [("clm", 10), ("mlm", 40)],
+        "CLM-first-50-of-the-steps 0": [("clm", 25), ("mlm", 25)],
+        "masked-LM-with-replay 0": [("mlm", 50)],
+    }
+    (detour, masked) = adapt["CLM-first-20-of-the-steps 0"]
+    assert masked.init.endswith("CLM-first-20-of-the-steps/0/clm") and detour.init == ""
+    directories = {name: configs[0].data["dir"] for name, configs in adapt.items() if configs}
+    assert directories.pop("masked-LM-with-replay 0") == "corpora/domain+corpora/general"
+    assert set(directories.values()) == {"corpora/domain"}
+    assert any(line.startswith("| base | - | 5.0000 | 3.0000 |") for line in lines)
+
+
+def test_adaptation_counts_diverged_runs_and_resumes(adapt, tmp_path, monkeypatch) -> None:
+    lines = run_adaptation(monkeypatch, tmp_path, "--seeds", "2")
+    rows = [line for line in lines if line.startswith("| masked LM")]
+    assert [line.rpartition("|")[0].split("|")[-1].strip() for line in rows] == ["0", "1"]
+    seeds = {config.seed for name, runs in adapt.items() if "LM" in name for config in runs[:-1]}
+    assert seeds == {0, 1}
+    count = sum(map(len, adapt.values()))
+    assert run_adaptation(monkeypatch, tmp_path, "--seeds", "2") == lines
+    assert sum(map(len, adapt.values())) == count
+
+
 def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(commands, "run_process", lambda _: 75)
     with pytest.raises(SystemExit) as stop:
@@ -258,6 +328,11 @@ def test_findings_refer_to_existing_rows(name) -> None:
     for finding in table.findings:
         assert finding.better_row != finding.worse_row
         assert {finding.better_row, finding.worse_row} <= {*range(len(table.variants))}
+
+
+def test_adaptation_findings_compare_with_masked_lm() -> None:
+    compared = [(finding.better_row, finding.worse_row) for finding in adaptation.FINDINGS]
+    assert compared == [(2, 1), (3, 1), (4, 1)]
 
 
 def test_feature_based_findings_refer_to_existing_rows() -> None:
