@@ -72,6 +72,7 @@ def test_atomic_write_flushes_the_content_before_the_rename(tmp_path, monkeypatc
 OTHER_WRITES = {
     "bertjax/cli/files.py",  # into the draft of atomic_write
     "bertjax/cli/main.py",  # /dev/null
+    "bertjax/cli/predict.py",  # into the draft of atomic_write
     "bertjax/inference/embedding_files.py",  # into memory, and into the draft of atomic_write
     "bertjax/inference/inspection.py",  # into memory
     "bertjax/training/metrics_file.py",  # appends lines; an unfinished one is removed

@@ -53,6 +53,6 @@ def test_image_serves_on_the_port_that_it_probes() -> None:
 
 
 def test_image_names_no_server_and_no_root() -> None:
-    assert values("FROM") == ["python:3.12-slim"] and values("USER") == ["bertjax"]
+    assert values("FROM") == ["python:3.12-slim"] and values("USER") == ["10001"]
     urls = re.findall(r"\w+://([^/:']+)", "\n".join(LINES))
     assert {*urls} <= {"127.0.0.1"}

@@ -164,7 +164,7 @@ def test_reload_frees_the_old_version(versions, tmp_path) -> None:
         assert send(port, "POST", "/predict", body)[0] == 200
         version = server.models[DEFAULT_MODEL].version
         assert version
-        old = [weakref.ref(leaf) for leaf in jax.tree.leaves(version.predictor._params)]
+        old = [weakref.ref(leaf) for leaf in jax.tree.leaves(version.predictor._run.args)]
         del version
         switch(link, versions[1])
         server.request_reload()
@@ -209,7 +209,7 @@ def test_reload_under_load_loses_no_request_and_marks_each_answer(versions, tmp_
 
     with serving(default=link) as (server, port):
         for path in versions:  # the versions' names, known before they are served
-            name = models_module.find_version(models_module.PretrainedModel(path))
+            name = models_module.find_version(models_module.open_model(path))
             model = bertjax.load(path)
             expected[name] = {text: model.predict(text) for text in TEXTS}
         first, second = expected

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--int8",
         metavar="FILE",
         help="with --to onnx: int8 weights, if they hardly change the answers to the inputs in "
-        "FILE, which has a format of `bertjax predict --input`",
+        "FILE, which has a format of `bertjax predict --input` (float32 weights)",
     )
     parser.add_argument(
         "--min-agreement",
