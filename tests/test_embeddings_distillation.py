@@ -1,7 +1,6 @@
 """Students of embeddings: a teacher in the train step or in a file, evaluation, export."""
 
 import dataclasses
-import functools
 import json
 import pathlib
 import subprocess
@@ -212,19 +211,13 @@ def test_run_does_not_resume_with_another_teacher(folder, teacher, tmp_path) -> 
         make_trainer(config, tmp_path / "run")
 
 
-@functools.cache
-def has_sentence_transformers(python: str) -> bool:
-    command = [python, "-c", "import sentence_transformers"]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
 @pytest.mark.minutes
 @pytest.mark.skipif(not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch")
 @pytest.mark.parametrize("python", PEERS)
 def test_sentence_transformers_computes_equal_embeddings_of_students(
     python, student, folder, tmp_path
 ) -> None:
-    if not has_sentence_transformers(python):
+    if not toy_embeddings.has_sentence_transformers(python):
         pytest.skip(f"{python} has no sentence-transformers")
     convert(student, tmp_path / "hf", "bertjax", "hf")
     code = (

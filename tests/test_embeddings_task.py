@@ -1,7 +1,6 @@
 """Training of embeddings: a loss over the whole batch, cached gradients, evaluation and export."""
 
 import dataclasses
-import functools
 import json
 import pathlib
 import subprocess
@@ -309,17 +308,11 @@ def test_export_has_the_modules_of_sentence_transformers(trained, tmp_path) -> N
     assert "library_name: sentence-transformers" in (path / "README.md").read_text()
 
 
-@functools.cache
-def has_sentence_transformers(python: str) -> bool:
-    command = [python, "-c", "import sentence_transformers"]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
 @pytest.mark.minutes
 @pytest.mark.skipif(not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch")
 @pytest.mark.parametrize("python", PEERS)
 def test_sentence_transformers_computes_equal_embeddings(python, trained, tmp_path) -> None:
-    if not has_sentence_transformers(python):
+    if not toy_embeddings.has_sentence_transformers(python):
         pytest.skip(f"{python} has no sentence-transformers")
     convert(trained, tmp_path / "hf", "bertjax", "hf")
     code = (

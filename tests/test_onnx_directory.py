@@ -23,10 +23,10 @@ from bertjax.inference.onnx_runner import OnnxRunner
 from bertjax.serving.models import find_version
 from data_pipelines.errors import InputError
 
-pytest.importorskip("onnx", reason="needs the extra onnx")
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-from bertjax.inference.export.onnx_model import write_onnx
-from bertjax.inference.onnx_directory import OnnxModel
+from bertjax.inference.export.onnx_model import write_onnx  # noqa: E402 (imports onnx)
+from bertjax.inference.onnx_directory import OnnxModel  # noqa: E402
 
 WORDS = ["ba", "do", "ki", "lu", "me"]
 
@@ -154,6 +154,28 @@ def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
     (exported / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(InputError, match=r"model\.onnx: onnxruntime cannot read it: .*Export it"):
         OnnxModel(exported)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("token_classification_logits", "logits", "no known head has the output 'logits'. Add"),
+        ("token_type_ids", "position_ids", "reads 'position_ids', which no export of bertjax"),
+    ],
+)
+def test_graphs_of_other_programs_are_rejected(old, new, message, tmp_path) -> None:
+    path = write_hf(draw_model(SHAPE, toy_tasks.TOKENIZER, "token_classification"), tmp_path)
+    write_onnx(path, tmp_path / "exported")
+    file = tmp_path / "exported" / "model.onnx"
+    model = onnx.load(file)
+    for array in (*model.graph.input, *model.graph.output):
+        array.name = array.name.replace(old, new)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [name.replace(old, new) for name in names]
+    onnx.save(model, file)
+    with pytest.raises(InputError, match=re.escape(message)):
+        OnnxModel(tmp_path / "exported")
 
 
 def test_an_export_has_no_parameters_to_train_or_convert(encoder, tmp_path, capsys) -> None:

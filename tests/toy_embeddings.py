@@ -1,9 +1,11 @@
 """Small data sets for training embeddings, and tasks with their first batches."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
+import subprocess
 from typing import Any
 
 import numpy as np
@@ -77,3 +79,10 @@ def write_embeddings(model: pathlib.Path, texts: list[str], path: pathlib.Path) 
     """Write the embeddings of texts by a model."""
     Embedder(*find_embedding_options(model)).write(texts, path)
     return path
+
+
+@functools.cache
+def has_sentence_transformers(python: str) -> bool:
+    """Return whether an interpreter has sentence-transformers."""
+    command = [python, "-c", "import sentence_transformers"]
+    return subprocess.run(command, capture_output=True).returncode == 0

@@ -53,12 +53,8 @@ _POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
 }
-_OPTIONAL: tuple[list[str], ...] = (
-    [],
-    ["Dense"],
-    ["Normalize"],
-    ["Dense", "Normalize"],
-)  # modules after the pooling
+# Modules after the pooling.
+_OPTIONAL: list[list[str]] = [[], ["Dense"], ["Normalize"], ["Dense", "Normalize"]]
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
@@ -77,12 +73,7 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
         return None
     kinds = _read_modules(path)
     names = [kind for kind, _ in kinds]
-    optional = [name for name in names[2:] if name in ("Dense", "Normalize")]
-    if (
-        names[:2] != ["Transformer", "Pooling"]
-        or optional not in _OPTIONAL
-        or names[2:] != optional
-    ):
+    if names[:2] != ["Transformer", "Pooling"] or names[2:] not in _OPTIONAL:
         raise InputError(
             f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling, "
             "Dense and Normalize, in this order. Give the directory of the encoder, and --pooling."

@@ -59,6 +59,7 @@ class OnnxModel:
         content = (self.path / ONNX_FILE).read_bytes()  # the path may be remote
         self.digest = hashlib.sha256(content).hexdigest()
         self._run = OnnxRunner(content, self.path / ONNX_FILE)
+        self._check_outputs()
         config_dict = huggingface.read_config_dict(self.path)
         bert_config = huggingface.parse_bert_config(config_dict, self.path)
         # The sizes of outputs are those of biases.
@@ -81,8 +82,13 @@ class OnnxModel:
         """
         return registry.infer_config(self._model)
 
-    def training_config(self) -> None:
-        """Return None: an export does not record its run."""
+    def _check_outputs(self) -> None:
+        for name in self._run.output_sizes:
+            if name != _HIDDEN_STATE and name.removesuffix("_logits") not in HEADS:
+                raise InputError(
+                    f"{self.path / ONNX_FILE}: no known head has the output {name!r}. Add --task "
+                    "of its task, or give the model from which it was exported."
+                )
 
     def run_function(self, objective: Objective) -> RunFunction:
         """Return the function that computes what an objective's `apply` does.

@@ -12,6 +12,7 @@ from bertjax.model.heads import HEADS
 from bertjax.tasks.pipeline import HostBatch
 from data_pipelines.errors import InputError
 
+_INPUTS = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
 _LENGTH_MULTIPLE = 8  # tokens; texts of similar length are computed together
 
 
@@ -42,7 +43,7 @@ class OnnxRunner:
       output_sizes: size of the last axis of each output by its name.
 
     Raises:
-      InputError: onnxruntime cannot read the graph.
+      InputError: onnxruntime cannot read the graph, or the graph has other inputs than an export.
     """
 
     def __init__(self, content: bytes, path: epath.PathLike) -> None:
@@ -56,6 +57,11 @@ class OnnxRunner:
                 f"{path}: onnxruntime cannot read it: {reason}. Export it again."
             ) from error
         self._inputs = tuple(array.name for array in self._session.get_inputs())
+        if others := [name for name in self._inputs if name not in _INPUTS]:
+            raise InputError(
+                f"{path}: reads {others[0]!r}, which no export of bertjax does. Give the model "
+                "from which it was exported."
+            )
         outputs = self._session.get_outputs()
         self.output_sizes = {array.name: array.shape[-1] for array in outputs}
 

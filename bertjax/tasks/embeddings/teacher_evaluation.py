@@ -30,7 +30,6 @@ class TeacherEvalSet(PackedEvalSet):
       packing: the last arguments of `PackedEvalSet`.
     """
 
-    has_scores = False
     primary_metrics = ("cosine", "loss")
 
     def __init__(
