@@ -10,7 +10,6 @@ import toy_embeddings
 import toy_tasks
 from conftest import PEERS, process_environment
 from etils import epath
-from test_embeddings_task import has_sentence_transformers
 from toy_retrieval import write_beir
 
 from bertjax.inference.convert import convert
@@ -91,7 +90,7 @@ def test_collect_figures_counts_texts_by_processor_time() -> None:
 @pytest.mark.skipif(not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch")
 @pytest.mark.parametrize("file", ["translations.jsonl", "scored.csv"])
 def test_both_sides_learn_the_same(tmp_path, file: str) -> None:
-    if not has_sentence_transformers(PEERS[0]):
+    if not toy_embeddings.has_sentence_transformers(PEERS[0]):
         pytest.skip(f"{PEERS[0]} has no sentence-transformers")
     toy_embeddings.write_data(tmp_path)
     write_beir(tmp_path / "beir")
