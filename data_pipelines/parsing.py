@@ -78,7 +78,7 @@ def read_json_records(
     if len(values) == 1:
         layout, records = _rows_of(values[0])
         if layout:
-            _log.info("%s: read %s, %d rows.", name, layout, len(records))
+            _log.info("%sread %s, %d rows.", f"{name}: " if name else "", layout, len(records))
     for number, record in enumerate(records, 1):
         location = f"{name} record {number}" if len(records) > 1 else f"{name}:{start[0][0]}"
         yield location, _check_object(location, record)

@@ -70,8 +70,13 @@ def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:
 
 
 def parameter_table(config: Config) -> str:
-    """Return a table of the name, shape and size of each parameter, and their total."""
-    params = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
+    """Return a table of the name, shape and size of each parameter, and their total.
+
+    Raises:
+      InputError: neither data nor configuration give the number of labels, or the data are invalid.
+    """
+    objective = registry.make_objective(registry.count_labels(config))
+    params = jax.eval_shape(objective.init_params, jax.random.key(0))
     rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
     rows.append(("total", "", sum(size for *_, size in rows)))
     name_width, shape_width = (max(len(row[column]) for row in rows) for column in (0, 1))

@@ -35,7 +35,7 @@ def preflight(
 ) -> PreflightReport:
     """Compile the step functions of a configuration for a topology and report on them.
 
-    Data is read only if durations count epochs.
+    Data is read only if durations count epochs, or labels are counted.
 
     Args:
       config: configuration of the run.
@@ -109,7 +109,7 @@ def _resolve(config: Config) -> Config:
     if config.has_epoch_durations and config.data["dir"]:
         task = registry.find_task(config.task)(config)
         config, num_examples = task.config, task.examples_per_epoch
-    return config.resolve(num_examples)
+    return registry.count_labels(config).resolve(num_examples)
 
 
 def _make_step_functions(

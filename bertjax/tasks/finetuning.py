@@ -148,7 +148,7 @@ def check_num_labels(config: Config) -> None:
     if not config.model.num_labels:
         raise InputError(
             "model.num_labels=0: there are no data to count the labels of. Set "
-            "--config.model.num_labels."
+            "--config.model.num_labels, and model.label_counts of heads with a label set each."
         )
 
 

@@ -19,6 +19,7 @@ from bertjax.config.config import Config
 from bertjax.config.loading import read_config_dict
 from bertjax.config.user_functions import add_current_directory
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.heads import HEADS
 from bertjax.steps.objective import Objective
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import Task
@@ -111,6 +112,21 @@ def register_heads(checkpoint: epath.Path | None = None) -> None:
 def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:
     """Return the objective of a configuration; see `Objective` for the arguments."""
     return find_task(config.task).objective_class(config, batch_size_multiple)
+
+
+def count_labels(config: Config) -> Config:
+    """Return the configuration with the numbers of labels of its data, where it gives none.
+
+    Data are read only if heads of the task have labels, and the configuration names data.
+
+    Raises:
+      InputError: the data are invalid.
+    """
+    task, data = find_task(config.task), config.data
+    has_labels = any(HEADS[name].has_label_names for name in task.objective_class.heads)
+    if config.model.num_labels or not has_labels or not (data["dir"] or data.get("train_file")):
+        return config
+    return task(config).config
 
 
 def make_train_objective(
