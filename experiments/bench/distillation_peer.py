@@ -109,7 +109,7 @@ def main() -> None:
     )
     args, overrides = parser.parse_known_args()
     harness.limit_cores(args.cores)
-    harness.choose_platforms()
+    harness.set_up_process()
     args.output.mkdir(parents=True, exist_ok=True)
     settings = [f"--config.distill.teacher={args.teacher}", *harness.EVALUATE_AT_END, *overrides]
     settings += ["--config.model.dtype=float32", *([] if args.dropout else NO_DROPOUT)]

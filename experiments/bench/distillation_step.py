@@ -204,7 +204,7 @@ def main() -> None:
         jax_setup.choose_platforms(compiles_only=True)
         topology = Topology(args.topology)
     else:
-        harness.choose_platforms()
+        harness.set_up_process()
     print(
         f"Teacher {args.teacher_layers} x {args.hidden_size}, student {args.student_layers} x "
         f"{args.hidden_size}, {args.batch_size} sequences of {args.max_seq_length} tokens"

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     args, overrides = parser.parse_known_args()
     harness.limit_cores(args.cores)
-    harness.choose_platforms()
+    harness.set_up_process()
     args.output.mkdir(parents=True, exist_ok=True)
     run = {"config": args.config, "overrides": overrides, "cores": args.cores}
     read_results(args.output, run)

@@ -183,7 +183,7 @@ def main() -> None:
     )
     args, overrides = parser.parse_known_args()
     harness.limit_cores(args.cores)
-    harness.choose_platforms()
+    harness.set_up_process()
     args.output.mkdir(parents=True, exist_ok=True)
     options = [str(args.cores), str(args.pad_to), str(args.group_by_length)]
     torch_name = f"torch-grouped{args.group_by_length}" if args.group_by_length else "torch"

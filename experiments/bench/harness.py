@@ -67,16 +67,21 @@ def bertjax_command(*words: str) -> list[str]:
     return [sys.executable, "-m", "bertjax", *words]
 
 
-def choose_platforms() -> None:
-    """Keep JAX from looking for absent devices, as `bertjax` does; call it before JAX's import."""
-    from bertjax.cli import jax_setup
+def set_up_process() -> None:
+    """Set up this process as `bertjax` does; call it before JAX's import.
 
+    JAX looks for no absent devices, and freed memory stays with the process.
+    """
+    from bertjax.cli import jax_setup
+    from bertjax.mesh.allocator import keep_freed_memory
+
+    keep_freed_memory()
     jax_setup.choose_platforms(compiles_only=False)
 
 
 def worker_command(args: argparse.Namespace, name: str, *options: str) -> list[str]:
     """Return this program's own command line, as the worker `name` and with further options."""
-    python = sys.executable if name == BERTJAX else args.peer_python
+    python = sys.executable if name.startswith(BERTJAX) else args.peer_python
     return [python, *sys.argv, "--worker", name, *options]
 
 
@@ -143,8 +148,8 @@ def serve_measurements(
     """
     if not args.worker:
         return
-    if args.worker == BERTJAX:
-        choose_platforms()
+    if args.worker.startswith(BERTJAX):
+        set_up_process()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps what libraries print out of the replies
     work = programs[args.worker]()
@@ -158,7 +163,11 @@ def serve_measurements(
 
 
 def take_turns(
-    commands: Mapping[str, Sequence[str]], rounds: int, calls: int = 1, warm_up: int = 1
+    commands: Mapping[str, Sequence[str]],
+    rounds: int,
+    calls: int = 1,
+    warm_up: int = 1,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[dict[str, Cost]]:
     """Return, for each round, the mean cost of one call of each program.
 
@@ -166,10 +175,13 @@ def take_turns(
       commands: name -> command line of a process that calls `serve_measurements`.
       calls: calls of each program per round.
       warm_up: calls of each program before the first round.
+      environments: name -> further environment variables of its process.
     """
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = {
-        name: subprocess.Popen(command, env=child_environment(), **pipe)  # type: ignore[call-overload]
+        name: subprocess.Popen(  # type: ignore[call-overload]
+            command, env=child_environment() | dict((environments or {}).get(name, {})), **pipe
+        )
         for name, command in commands.items()
     }
 
@@ -203,7 +215,7 @@ def print_comparison(
       unit: what a rate counts, in plural.
       count: units of one call.
     """
-    print(f"\n{title:26}{unit + '/s':>14}{'CPU s':>10}{'speedup of bertjax':>26}")
+    print(f"\n{title:28}{unit + '/s':>14}{'CPU s':>10}{'speedup of bertjax':>26}")
     for name in rounds[0]:
         wall, cpu = (statistics.median(costs[name][i] for costs in rounds) for i in (0, 1))
         ratios = [
@@ -211,4 +223,4 @@ def print_comparison(
             for i in (0, 1)
         ]
         speedup = "" if name == BERTJAX else "{:.2f} (CPU {:.2f})".format(*ratios)
-        print(f"{name:26}{count / wall:14.1f}{cpu:10.2f}{speedup:>26}", flush=True)
+        print(f"{name:28}{count / wall:14.1f}{cpu:10.2f}{speedup:>26}", flush=True)

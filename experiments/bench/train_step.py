@@ -5,7 +5,9 @@
 One update on 32 full sequences of 128 tokens, one sentence pair each, in float32 with dropout 0.1,
 gradient clipping and AdamW. The peer is `transformers.BertForPreTraining`, eager and under
 `torch.compile`, with PyTorch's fused AdamW. It computes the vocabulary's logits at every token,
-bertjax at the masked ones. Programs take turns; figures are medians over the rounds. PYTHON is an
+bertjax at the masked ones. bertjax is also measured with a device for each core, which share the
+sequences of a batch (JAX_NUM_CPU_DEVICES=2), and the peer with glibc's settings of bertjax, which
+keep freed memory. Programs take turns; figures are medians over the rounds. PYTHON is an
 interpreter with torch and transformers (extra [bench]).
 
 `experiments.bench.accelerator` measures the same step on accelerators.
@@ -29,6 +31,9 @@ MODEL_SIZES = {  # layers, hidden size
 }
 NUM_PREDICTIONS = {128: 20, 512: 80}
 EAGER, COMPILED = "PyTorch, eager", "PyTorch, compiled"
+SPLIT, EAGER_KEPT = "bertjax, a device a core", "PyTorch, eager, memory kept"
+# What `keep_freed_memory` sets.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 VOCAB_SIZE = 30522
 MASK_ID, FIRST_TOKEN_ID = 103, 1000
 
@@ -82,24 +87,25 @@ def make_batch(case: Case, seed: int = 0, padded: bool = False) -> dict[str, np.
 
 
 class BertjaxStep:
-    """The update that `bertjax train` makes, on one device, with its state.
+    """The update that `bertjax train` makes, with its state.
 
     Args:
       config: resolved configuration.
+      num_devices: devices of the mesh.
 
     Attributes:
       objective: objective of the configuration.
       compiled: the compiled train step.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, num_devices: int = 1) -> None:
         import jax
 
         from bertjax.steps.step_functions import StepFunctions
         from bertjax.tasks import registry
 
         self.objective = registry.make_objective(config)
-        functions = StepFunctions(config, self.objective, jax.devices()[:1])
+        functions = StepFunctions(config, self.objective, jax.devices()[:num_devices])
         self.compiled, self._constants = functions.compile_train_step(), functions.constants()
         self._sharding, self._state = functions.batch_sharding, functions.init()
 
@@ -133,15 +139,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps before waiting for their end")
     args = parser.parse_args()
     harness.limit_cores(args.cores)
+
+    def make_bertjax_step(num_devices: int) -> Work:
+        return BertjaxStep(make_config(CASE, "float32"), num_devices).repeat(make_batch(CASE))
+
     programs: dict[str, Callable[[], Work]] = {
-        BERTJAX: lambda: BertjaxStep(make_config(CASE, "float32")).repeat(make_batch(CASE)),
+        BERTJAX: functools.partial(make_bertjax_step, 1),
+        SPLIT: functools.partial(make_bertjax_step, args.cores),
         EAGER: functools.partial(make_torch_step, CASE, False, args.cores),
+        EAGER_KEPT: functools.partial(make_torch_step, CASE, False, args.cores),
         COMPILED: functools.partial(make_torch_step, CASE, True, args.cores),
     }
     harness.serve_measurements(args, programs)
 
     commands = {name: harness.worker_command(args, name) for name in programs}
-    rounds = harness.take_turns(commands, args.rounds, args.steps, warm_up=3)
+    environments = {SPLIT: {"JAX_NUM_CPU_DEVICES": str(args.cores)}, EAGER_KEPT: KEPT}
+    rounds = harness.take_turns(commands, args.rounds, args.steps, 3, environments)
     harness.print_comparison("BERT-Mini, 128 tokens", "sequences", CASE[2], rounds)
 
 

@@ -103,7 +103,7 @@ def run_measurement(name: str, results: parts.Results, toy: bool) -> None:
     if not is_peer(name):
         if toy:
             os.environ["JAX_PLATFORMS"] = "cpu"
-        harness.choose_platforms()
+        harness.set_up_process()
     measurement = MEASUREMENTS[name]
     options = dict(measurement.options)
 
