@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax import Array
 
 from bertjax.config.config import Config
 from bertjax.formats import huggingface
@@ -114,23 +115,34 @@ class OnnxModel:
         projection = read_projection(self.path) if options.projection_size else None
         if projection is not None:
             projection = jax.tree.map(jnp.asarray, projection)
-        return functools.partial(_embed, self._run, options, projection)
+        return functools.partial(_embed, self._run, _make_pooling(options, projection))
+
+
+def _make_pooling(options: EmbeddingOptions, projection: Any) -> Callable[..., Array]:
+    """Return the compiled function from vectors [B, T, H] to the embeddings [B, K, H] of texts.
+
+    Its other arguments are `example_ids` and K.
+    """
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def embed(vectors: Array, example_ids: Array, num_texts: int) -> Array:
+        embeddings = pool(vectors, example_ids, num_texts, options.pooling)
+        if projection is not None:
+            embeddings = project(embeddings, projection)
+        return l2_normalize(embeddings) if options.normalize else embeddings
+
+    return embed
 
 
 def _embed(
     run: OnnxRunner,
-    options: EmbeddingOptions,
-    projection: Any,
+    embed: Callable[..., Array],
     batches: Iterable[HostBatch],
     decoding: Decoding | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the embeddings [B, K, H] of each batch."""
     for batch in batches:
         (outputs,) = run([batch], decoding)
-        vectors, ids = jnp.asarray(outputs[_HIDDEN_STATE]), jnp.asarray(batch["example_ids"])
-        embeddings = pool(vectors, ids, batch["cls_positions"].shape[1], options.pooling)
-        if projection is not None:
-            embeddings = project(embeddings, projection)
-        yield {
-            "embeddings": np.asarray(l2_normalize(embeddings) if options.normalize else embeddings)
-        }
+        num_texts = batch["cls_positions"].shape[1]
+        embeddings = embed(outputs[_HIDDEN_STATE], batch["example_ids"], num_texts)
+        yield {"embeddings": np.asarray(embeddings)}

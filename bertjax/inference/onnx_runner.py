@@ -1,7 +1,8 @@
 """Computation of a pipeline's batches by onnxruntime."""
 
+import os
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -11,6 +12,9 @@ from bertjax.model.decoder.options import Decoding
 from bertjax.model.heads import HEADS
 from bertjax.tasks.pipeline import HostBatch
 from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
 _LENGTH_MULTIPLE = 8  # tokens; texts of similar length are computed together
@@ -50,7 +54,7 @@ class OnnxRunner:
         import onnxruntime  # optional
 
         try:
-            self._session = onnxruntime.InferenceSession(content)
+            self._session = onnxruntime.InferenceSession(content, _session_options())
         except Exception as error:  # its classes of errors share no other base
             reason = " ".join(str(error).split())[:200]
             raise InputError(
@@ -124,6 +128,20 @@ class OnnxRunner:
                 index, result = (texts.rows[used[0]], places[used]), result[used]
             shape = *sizes, *result.shape[1:]
             outputs.setdefault(name, np.zeros(shape, result.dtype))[index] = result
+
+
+def _session_options() -> "onnxruntime.SessionOptions":
+    """Return options with a thread for each core that this process is limited to.
+
+    By default onnxruntime starts a thread for each physical core of the machine, and these threads
+    wait actively, for each other if they share a core.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    return options
 
 
 def _find_texts(example_ids: np.ndarray) -> _Texts:

@@ -28,7 +28,7 @@ from experiments.bench import harness
 Measure = Callable[[int], float]  # size -> seconds
 
 SIZES = {
-    "prepare": (2, 8, 32),
+    "prepare": (8, 32, 128),
     "evaluate": (1_000, 4_000, 16_000),
     "embed": (10_000, 31_623, 100_000),
     "sweep": (4, 8, 16),

@@ -3,9 +3,8 @@
     python -m experiments.bench.inference.latency --peer-python PYTHON --checkpoint MODEL \
       [--cores 1] [--rounds 5] [--calls 10]
 
-MODEL is a directory of sentence-transformers or Hugging Face, or the name of a size (`base`), which
-is initialized at random with the vocabulary of `--vocab`. Single texts of 16, 32, 64 and 128 tokens
-and 32 texts of mixed lengths are embedded from strings to vectors of length 1 by
+MODEL is a directory of sentence-transformers or Hugging Face without heads. Single texts of 16, 32,
+64 and 128 tokens and 32 texts of mixed lengths are embedded from strings to vectors of length 1 by
 
 - `bertjax.load(MODEL).encode`, and the same of its exports to ONNX, float32 and int8;
 - onnxruntime with the `tokenizers` library on the float32 export, and on what its own
@@ -147,16 +146,10 @@ def write_quantized(model: pathlib.Path, output: pathlib.Path) -> None:
     quantize_dynamic(model / "model.onnx", output / "model.onnx", weight_type=QuantType.QInt8)
 
 
-def write_models(model: str, vocab: str | None, directory: pathlib.Path) -> dict[str, str]:
+def write_models(model: str, directory: pathlib.Path) -> dict[str, str]:
     """Write the models of all programs and return their directories by program."""
     import bertjax
-    from experiments.bench.inference.python import write_random_model
 
-    if not pathlib.Path(model).exists():
-        if vocab is None:
-            raise SystemExit(f"--checkpoint={model}: no directory. Give one, or --vocab.")
-        write_random_model(model, vocab, f"{directory}/random")
-        model = f"{directory}/random"
     inputs = directory / "inputs.txt"
     inputs.write_text("\n".join(make_texts(bertjax.load(model).tokenizer.tokens, MIXED)))
     for name, *options in (
@@ -210,8 +203,7 @@ def print_rows(case: str, rounds: list[dict[str, harness.Cost]]) -> None:
 
 def main() -> None:
     parser = harness.make_parser(__doc__, rounds=5, cores=1)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR|SIZE")
-    parser.add_argument("--vocab", metavar="FILE", help="vocabulary of a random model")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR")
     parser.add_argument("--calls", type=int, default=10, help="calls of each program per round")
     parser.add_argument("--case", default=MIXED, help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", help=argparse.SUPPRESS)
@@ -220,7 +212,7 @@ def main() -> None:
     harness.serve_measurements(args, make_programs(args))
 
     with tempfile.TemporaryDirectory() as name:
-        paths = write_models(args.checkpoint, args.vocab, pathlib.Path(name))
+        paths = write_models(args.checkpoint, pathlib.Path(name))
         header = "".join(f"{title:>9}" for title in ("XLA /", "ONNX /", "int8 /"))
         print(f"{'tokens':10}{'program':36}{'CPU ms':>10}{header:>28}")
         for case in CASES:
