@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 from typing import Any
@@ -143,6 +144,18 @@ def test_encoders_of_sentence_transformers_predict_embeddings(encoder, tmp_path)
         answers = model.predict(["ba do", "ba " * 20])
         np.testing.assert_allclose(answers[0]["embedding"], model.encode("ba do"), atol=1e-6)
         assert [answer.get("truncated", False) for answer in answers] == [False, True]
+
+
+def test_onnxruntime_has_a_thread_for_each_core_of_the_process(encoder, tmp_path) -> None:
+    write_onnx(encoder, tmp_path / "onnx")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        runner = OnnxRunner((tmp_path / "onnx" / "model.onnx").read_bytes(), "model.onnx")
+    finally:
+        os.sched_setaffinity(0, cores)
+    limited = runner._session.get_session_options().intra_op_num_threads
+    assert limited == (1 if os.cpu_count() != 1 else 0)  # 0 is onnxruntime's default
 
 
 def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
