@@ -5,6 +5,7 @@ goldens/make_pretraining.py writes them.
 
 import dataclasses
 import functools
+import importlib.util
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import run_python
 from goldens import make_pretraining as recipe
 
 from bertjax.mesh.device_mesh import make_mesh
@@ -311,3 +313,46 @@ def test_vocab_logits_are_computed_only_at_masked_positions(params):
     assert f"{BATCH['masked_lm_positions'].size}x{CONFIG.vocab_size}xf32" in program
     assert f"{rows * length}x{CONFIG.vocab_size}" not in program
     assert f"{rows}x{length}x{CONFIG.vocab_size}" not in program
+
+
+COPIES_OF_LOGITS = """
+import re
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from bertjax.mesh.device_mesh import make_mesh
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.heads import MaskedLMHead
+from bertjax.model.losses import masked_lm_sums
+from bertjax.preflight.topology import Topology
+
+config = BertConfig(vocab_size=8192, hidden_size=512, num_attention_heads=8, dtype="bfloat16")
+head = MaskedLMHead(config)
+x, word = jnp.zeros((128, 20, 512), "bfloat16"), jnp.zeros((8192, 512))
+params = jax.eval_shape(head.init, jax.random.key(0), x, {}, word)
+batch = {"masked_lm_ids": jnp.zeros((128, 20), int), "masked_lm_weights": jnp.ones((128, 20))}
+
+def loss(params, x, word, batch):
+    return masked_lm_sums(head.apply(params, x, batch, word), batch)["mlm_loss"][0]
+
+for name in ("v5e:2x2", "v6e:2x2"):
+    with jax.set_mesh(make_mesh(4, 1, 1, Topology(name).devices())):
+        arguments = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct(
+                array.shape,
+                array.dtype,
+                sharding=PartitionSpec("data") if array.shape[0] == 128 else PartitionSpec(),
+            ),
+            (params, x, word, batch),
+        )
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arguments).compile()
+    text = compiled.as_text()
+    assert re.search(r"\\[640,8192\\]", text), text
+    print(name, *re.findall(r"= \\w+\\[(?:640|32,20),8192\\]\\S* (?:copy|reshape)\\(", text))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_tpu_compiler_copies_no_gradient_of_logits() -> None:
+    assert run_python(COPIES_OF_LOGITS).split() == ["v5e:2x2", "v6e:2x2"]

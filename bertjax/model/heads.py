@@ -94,14 +94,17 @@ class MaskedLMHead(nn.Module):
     @nn.compact
     def __call__(self, x: Array, batch: Batch, word: Array) -> Array:
         """Return float32 [B, M, V] from vectors [B, M, H] and word embeddings [V, H]."""
-        config = self.config
+        config, slots = self.config, x.shape[:-1]
+        # As one matrix from the start. A reshape after the vectors' gradient would move before it:
+        # the TPU compiler would copy the gradient of all logits.
+        x = x.reshape(-1, x.shape[-1])
         x = ACTIVATIONS[config.hidden_act](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
         if SAMPLED_IDS in batch:
+            x = x.reshape(*slots, -1)
             return sampled_logits(x, word, bias, batch["masked_lm_ids"], batch[SAMPLED_IDS])
-        logits = vocab_logits(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
-        return logits.reshape(*x.shape[:-1], -1)
+        return vocab_logits(x, word.astype(x.dtype), bias).reshape(*slots, -1)
 
 
 class LinearHead(Dense):
