@@ -134,6 +134,21 @@ def test_to_json_and_format_report_agree(data_parallel) -> None:
     assert "Known" in text and "Estimated" not in text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "is_bound"), [("v5e:4x2", False), ("v6e:4x2", True)])
+def test_format_report_calls_estimates_upper_bounds_where_products_are_overcharged(
+    data_parallel, topology, is_bound
+) -> None:
+    train = dataclasses.replace(
+        data_parallel.train,
+        estimated_step_seconds=1.0,
+        estimated_mfu=0.5,
+        estimated_cycle_shares={},
+    )
+    text = format_report(dataclasses.replace(data_parallel, topology=topology, train=train))
+    assert ("an upper bound: " in text) is is_bound
+
+
 def test_estimate_tpu_charges_kernels_at_the_peaks_of_the_chip() -> None:
     device = SimpleNamespace(device_kind="TPU v5 lite")  # 197 TFLOP/s, 819 GB/s, 1.5 GHz
     name = "jit(step)/blocks/attention/pallas_call"

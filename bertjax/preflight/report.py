@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 
 from bertjax.mesh.memory import format_bytes
+from bertjax.preflight.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,13 @@ def _estimate_lines(report: PreflightReport, step_seconds: float) -> Iterator[st
         f"{cycles / 1e6:,.1f} million a step, with {kernel_cycles / 1e6:,.1f} million for custom "
         "kernels at the chip's peaks",
     )
+    chip = Topology(report.topology).tpu
+    if chip and chip.product_overcharge > 1:
+        yield _line(
+            "",
+            "an upper bound: the cost model charges a product up to "
+            f"{chip.product_overcharge} times its scheduled cycles",
+        )
     yield _line("collectives", f"{1e3 * collective_seconds:,.1f} ms a step, without overlap")
     yield _line(
         "step", f"{1e3 * step_seconds:,.1f} ms, model FLOP utilization {train.estimated_mfu:.0%}"

@@ -27,6 +27,9 @@ class TpuChip:
       link_bandwidth: bytes per second of one link in one direction.
       min_torus_size: smallest size of an axis whose ends are linked.
       devices: devices of a chip in `flops.PEAK_FLOPS`.
+      product_overcharge: largest ratio of the cycles that the compiler's cost model charges for a
+        large bfloat16 product to those of its schedule and of the peak, whichever are more
+        (docs/performance.md); 1 where the model is taken as it is.
     """
 
     clock_hz: float
@@ -35,6 +38,7 @@ class TpuChip:
     link_bandwidth: float
     min_torus_size: int
     devices: int = 1
+    product_overcharge: float = 1.0
 
 
 TPUS = {
@@ -47,11 +51,13 @@ TPUS = {
     "v4": TpuChip(1.05e9, round(15.25 * GIB), 6.14e11, 4.5e10, 4),  # of one of two devices
     "v5e": TpuChip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
     "v5p": TpuChip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
-    "v6e": TpuChip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16),
+    "v6e": TpuChip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16, product_overcharge=2.5),
     # A device is half a chip, which has 192 GiB, 7,380 GB/s and links as fast as those of v5p
     # (docs.cloud.google.com/tpu/docs/tpu7x). A ring passes both halves before it leaves the chip,
     # so each sends with the bandwidth of the links. The compiler leaves 94.75 GiB.
-    "tpu7x": TpuChip(2.2e9, round(94.75 * GIB), 3.69e12, 9e10, 4, devices=2),
+    "tpu7x": TpuChip(
+        *(2.2e9, round(94.75 * GIB), 3.69e12, 9e10, 4), devices=2, product_overcharge=1.8
+    ),
 }
 
 _MAX_CPUS, _MAX_CHIPS = 4096, 65_536

@@ -1,10 +1,12 @@
 """Latency of embeddings on a CPU: XLA, ONNX and int8, compared with ONNX Runtime and PyTorch.
 
     python -m experiments.bench.inference.latency --peer-python PYTHON --checkpoint MODEL \
-      [--cores 1] [--rounds 5] [--calls 10]
+      [--vocab FILE] [--cores 1] [--rounds 5] [--calls 10]
 
-MODEL is a directory of sentence-transformers or Hugging Face without heads. Single texts of 16, 32,
-64 and 128 tokens and 32 texts of mixed lengths are embedded from strings to vectors of length 1 by
+MODEL is a directory of sentence-transformers or Hugging Face without heads, or `base`: BERT-Base
+with random parameters and the vocabulary in FILE, which takes as long as a trained one. Single
+texts of 16, 32, 64 and 128 tokens and 32 texts of mixed lengths are embedded from strings to
+vectors of length 1 by
 
 - `bertjax.load(MODEL).encode`, and the same of its exports to ONNX, float32 and int8;
 - onnxruntime with the `tokenizers` library on the float32 export, and on what its own
@@ -18,6 +20,7 @@ PYTHON is an interpreter with sentence-transformers (extra [bench]).
 """
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import statistics
@@ -37,6 +40,7 @@ CASES = (*map(str, LENGTHS), MIXED)
 ONNX, INT8 = "bertjax, ONNX", "bertjax, int8"
 RUNTIME, RUNTIME_INT8 = "onnxruntime", "onnxruntime int8"
 PYTORCH, PRODUCTS = "sentence-transformers", "matrix products, jit"
+RANDOM = "base"
 BATCH_SIZES = (1, 8, 32)  # of onnxruntime on mixed texts
 
 
@@ -137,6 +141,28 @@ def make_product_work(model: str, texts: list[str]) -> Work:
     return work
 
 
+def write_random_base(vocab: str, output: pathlib.Path) -> str:
+    """Write BERT-Base with random parameters in the format of Hugging Face; return its path."""
+    harness.set_up_process()
+    import jax
+    from etils import epath
+
+    from bertjax.formats import huggingface
+    from bertjax.formats.tensors import NumpyModel
+    from bertjax.model.bert import init_params
+    from data_pipelines.vocabulary.tokenization import load_tokenizer
+
+    tokenizer = load_tokenizer(vocab)
+    config = dataclasses.replace(
+        harness.load("pretraining:model=base", {}).resolve(None).model,
+        vocab_size=len(tokenizer.tokens),
+    )
+    params = jax.device_get(init_params(config, (), jax.random.key(0)))
+    output.mkdir()
+    huggingface.write(NumpyModel(config, params, tokenizer), epath.Path(output))
+    return str(output)
+
+
 def write_quantized(model: pathlib.Path, output: pathlib.Path) -> None:
     """Write onnxruntime's own dynamic quantization of an export beside the tokenizer's file."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -203,7 +229,8 @@ def print_rows(case: str, rounds: list[dict[str, harness.Cost]]) -> None:
 
 def main() -> None:
     parser = harness.make_parser(__doc__, rounds=5, cores=1)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR")
+    parser.add_argument("--checkpoint", required=True, metavar="MODEL")
+    parser.add_argument("--vocab", metavar="FILE", help=f"of --checkpoint {RANDOM}")
     parser.add_argument("--calls", type=int, default=10, help="calls of each program per round")
     parser.add_argument("--case", default=MIXED, help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", help=argparse.SUPPRESS)
@@ -212,7 +239,13 @@ def main() -> None:
     harness.serve_measurements(args, make_programs(args))
 
     with tempfile.TemporaryDirectory() as name:
-        paths = write_models(args.checkpoint, pathlib.Path(name))
+        directory = pathlib.Path(name)
+        model = args.checkpoint
+        if model == RANDOM:
+            if not args.vocab:
+                parser.error(f"--checkpoint={RANDOM}: has no vocabulary. Give --vocab FILE.")
+            model = write_random_base(args.vocab, directory / RANDOM)
+        paths = write_models(model, directory)
         header = "".join(f"{title:>9}" for title in ("XLA /", "ONNX /", "int8 /"))
         print(f"{'tokens':10}{'program':36}{'CPU ms':>10}{header:>28}")
         for case in CASES:
