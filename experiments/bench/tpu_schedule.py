@@ -53,16 +53,14 @@ def read_bundles(directory: pathlib.Path) -> dict[str, int]:
 
 
 def product_cycles(text: str, directory: pathlib.Path) -> dict[str, int]:
-    """Return cycles of the products of a compiled function, and the account of all instructions.
+    """Return the cycles of the products in one call of a compiled function.
 
     Args:
       text: its HLO.
       directory: what libtpu wrote about its schedule.
 
     Returns:
-      Cycles of one call of the function:
-      account: of all instructions.
-      products: of instructions with a product, by the account.
+      products: cycles of instructions with a product, by the account.
       scheduled: of the same, by their bundles.
       unscheduled: of those of the products for which libtpu wrote no schedule; they count as in the
         account.
@@ -75,12 +73,11 @@ def product_cycles(text: str, directory: pathlib.Path) -> dict[str, int]:
         for name, instructions in module.computations.items()
         if any(instruction.opcode in ("convolution", "dot") for instruction in instructions)
     }
-    sums = dict.fromkeys(("account", "products", "scheduled", "unscheduled"), 0)
+    sums = dict.fromkeys(("products", "scheduled", "unscheduled"), 0)
     for instruction, count, is_fused in module.executed_instructions():
         account = int(find_group(r'"estimated_cycles":"(\d+)"', instruction.text) or 0)
         if is_fused or not account or account == 2**63 - 1:
             continue
-        sums["account"] += count * account
         called = find_group(r"calls=%?([\w.\-]+)", instruction.text)
         if called not in with_product and instruction.opcode not in ("convolution", "dot"):
             continue
@@ -152,10 +149,8 @@ def work(worker: str, topology: str, layers: int, directory: pathlib.Path) -> di
     """Compile a product, KIND/ROWS/INNER/OUTER, or the step, and return the figures of its row."""
     if worker == "step":
         text, account = compile_step(topology, layers)
-        (directory / "step.hlo").write_text(text)
-        figures: dict[str, float] = {**product_cycles(text, directory)}
-        others = account - figures["products"]
-        return figures | {"account": account, "others": others}
+        cycles = product_cycles(text, directory)
+        return cycles | {"account": account, "others": account - cycles["products"]}
     kind, *sizes = worker.split("/")
     numbers = [int(size) for size in sizes]
     text = compile_product(kind, numbers)
