@@ -20,7 +20,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.bench import harness
@@ -145,7 +145,7 @@ def compile_step(topology: str, layers: int) -> tuple[str, int]:
     return text, estimate_tpu(target, devices, costs, 0.0, 0.0)["estimated_cycles"]
 
 
-def work(worker: str, topology: str, layers: int, directory: pathlib.Path) -> dict[str, float]:
+def work(worker: str, topology: str, layers: int, directory: pathlib.Path) -> Mapping[str, float]:
     """Compile a product, KIND/ROWS/INNER/OUTER, or the step, and return the figures of its row."""
     if worker == "step":
         text, account = compile_step(topology, layers)
