@@ -1,7 +1,7 @@
 """The same fine-tuning by bertjax and by `transformers` under PyTorch.
 
     python -m experiments.bench.finetuning_peer --peer-python PYTHON --output DIR --seeds N \
-      [--pad-to TOKENS] [--group-by-length [EXAMPLES]] \
+      [--pad-to TOKENS] [--group-by-length [EXAMPLES]] [--shared-head] \
       --config experiments/glue.py:task=mrpc,init=MODEL,data=GLUE [--config.FIELD=VALUE ...]
 
 MODEL is an encoder in a directory of Hugging Face, the configuration one of `glue`, `squad`,
@@ -10,8 +10,11 @@ same examples in the same steps with the same learning rates, weight decay, clip
 float32 on the same CPU cores; each draws its own head and dropout masks. For generation MODEL has a
 masked LM head, and the decoder is the encoder. The peer pads a step to its longest example, or with
 --pad-to to at least that length. With --group-by-length a step passes in groups of similar length,
-whose gradients are accumulated. Padding takes part in the peer's softmax over answer positions, so
-only --group-by-length 1 gives the losses of bertjax there. Both are evaluated once, at the end.
+whose gradients are accumulated. Both are evaluated once, at the end.
+
+With --shared-head, for `squad`, the peer and a second run of bertjax start from one head, drawn
+from a normal distribution as `transformers` does. bertjax itself truncates that distribution at two
+deviations, as google-research/bert does.
 
 Seeds count from the configuration's. DIR gets a JSON file for each seed of each program. What is
 there is not repeated, so a series can be extended, also by other ways to pad. Times are of whole
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertjax.cli.config_args import parse_overrides
+from bertjax.formats.detection import WEIGHTS
 from experiments.bench import harness
 from experiments.bench.harness import BERTJAX, Cost
 from experiments.bench.peers import torch_finetuning
@@ -40,9 +44,26 @@ from experiments.bench.peers.torch_finetuning import TrainingInterval
 if TYPE_CHECKING:
     from bertjax.config.config import Config
 
+HEAD, SHARED = "qa_outputs", "-shared-head"
 SPEEDS = ("examples/s", "minutes", "CPU minutes")
 
 Result = tuple[dict[str, float], Cost, list[TrainingInterval]]
+
+
+def write_shared_head(init: str, seed: int, output: pathlib.Path) -> None:
+    """Copy a model directory of Hugging Face, with a head for answers drawn by the seed."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(init, output)
+    encoder = load_file(output / WEIGHTS)
+    arrays = {key if key.startswith("bert.") else f"bert.{key}": encoder[key] for key in encoder}
+    model = json.loads((output / "config.json").read_text())
+    shape = 2, model["hidden_size"]
+    head = np.random.default_rng(seed).normal(0, model["initializer_range"], shape)
+    arrays |= {f"{HEAD}.weight": head.astype(np.float32), f"{HEAD}.bias": np.zeros(2, np.float32)}
+    save_file(arrays, output / WEIGHTS, {"format": "pt"})
+    model["architectures"] = ["BertForQuestionAnswering"]
+    (output / "config.json").write_text(json.dumps(model))
 
 
 def train_bertjax(spec: str, flags: Sequence[str], workdir: pathlib.Path) -> Result:
@@ -166,6 +187,8 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"  {program:{width - 2}}{len(values):3}{mean:11.4f}{deviation:>11}   {listed}"
     ours = runs.pop(BERTJAX, {})
     for program, seeds in runs.items():
+        if program == BERTJAX + SHARED:
+            continue
         if both := seeds.keys() & ours.keys():
             ratios = {n: statistics.median(ours[s][n] / seeds[s][n] for s in both) for n in SPEEDS}
             speedups = (f"{r if n == SPEEDS[0] else 1 / r:.2f} ({n})" for n, r in ratios.items())
@@ -181,6 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--group-by-length", type=int, default=0, nargs="?", const=8, metavar="EXAMPLES"
     )
+    parser.add_argument("--shared-head", action="store_true")
     args, overrides = parser.parse_known_args()
     harness.limit_cores(args.cores)
     harness.set_up_process()
@@ -188,23 +212,34 @@ def main() -> None:
     options = [str(args.cores), str(args.pad_to), str(args.group_by_length)]
     torch_name = f"torch-grouped{args.group_by_length}" if args.group_by_length else "torch"
     torch_name += f"-padded{args.pad_to}" if args.pad_to else ""
+    programs = [BERTJAX, torch_name]
+    if args.shared_head:
+        programs = [BERTJAX, BERTJAX + SHARED, torch_name + SHARED]
     run = {"config": args.config, "overrides": overrides, "cores": args.cores}
     read_results(args.output, run)
     first = harness.load(args.config, parse_overrides(overrides)).seed
-    workdir = args.output / "work"
+    workdir, init = args.output / "work", args.output / "init"
     for seed in range(first, first + args.seeds):
         flags = ["--config.model.dtype=float32", *harness.EVALUATE_AT_END, *overrides]
         flags.append(f"--config.seed={seed}")
         config = harness.load(args.config, parse_overrides(flags))
-        for program in (BERTJAX, torch_name):
+        if args.shared_head and config.task != "question_answering":
+            sys.exit(f"--shared-head: task {config.task} has none. Leave it out.")
+        for program in programs:
             path = args.output / f"{program}-{seed}.json"
             if path.exists():
                 continue
-            shutil.rmtree(workdir, ignore_errors=True)  # of a killed run
-            if program == BERTJAX:
-                outcome = train_bertjax(args.config, flags, workdir)
+            for directory in (workdir, init):
+                shutil.rmtree(directory, ignore_errors=True)  # of a killed run
+            run_flags = list(flags)
+            if program.endswith(SHARED):
+                write_shared_head(config.init, seed, init)
+                run_flags.append(f"--config.init={init}")
+            run_config = harness.load(args.config, parse_overrides(run_flags))
+            if program.startswith(BERTJAX):
+                outcome = train_bertjax(args.config, run_flags, workdir)
             else:
-                outcome = train_torch(config, args.peer_python, workdir, options)
+                outcome = train_torch(run_config, args.peer_python, workdir, options)
             result = {"program": program, "seed": seed, "run": run, "intervals": outcome[-1]}
             result["figures"] = collect_figures(*outcome, config.batch_size)
             path.write_text(json.dumps(result) + "\n")

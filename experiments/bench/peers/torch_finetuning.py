@@ -183,7 +183,9 @@ class Peer:
 
         outputs = self.model(**inputs)
         if self.head == "question_answering":
-            return torch.stack([outputs.start_logits, outputs.end_logits], -1)
+            logits = torch.stack([outputs.start_logits, outputs.end_logits], -1)
+            # Without this, positions of padding would take part in the softmax, as no answer can.
+            return logits.masked_fill(inputs["attention_mask"][..., None] == 0, -torch.inf)
         return outputs.logits
 
     def loss(self, batch: MicroBatch) -> Any:
