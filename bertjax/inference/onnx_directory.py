@@ -2,25 +2,22 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax import Array
 
 from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.formats.detection import ONNX_FILE
 from bertjax.formats.loading import with_pooling
 from bertjax.formats.sentence_transformers import read_projection
-from bertjax.inference.onnx_runner import OnnxRunner
+from bertjax.inference.onnx_runner import OnnxRunner, TextGroup
+from bertjax.mesh.finite import check_finite
 from bertjax.model.decoder.options import Decoding
 from bertjax.model.heads import HEADS
-from bertjax.model.pooling import l2_normalize, pool, project
 from bertjax.steps.objective import Objective
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
@@ -113,36 +110,42 @@ class OnnxModel:
                 "has no heads. Give the model from which it was exported."
             )
         projection = read_projection(self.path) if options.projection_size else None
-        if projection is not None:
-            projection = jax.tree.map(jnp.asarray, projection)
-        return functools.partial(_embed, self._run, _make_pooling(options, projection))
-
-
-def _make_pooling(options: EmbeddingOptions, projection: Any) -> Callable[..., Array]:
-    """Return the compiled function from vectors [B, T, H] to the embeddings [B, K, H] of texts.
-
-    Its other arguments are `example_ids` and K.
-    """
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def embed(vectors: Array, example_ids: Array, num_texts: int) -> Array:
-        embeddings = pool(vectors, example_ids, num_texts, options.pooling)
-        if projection is not None:
-            embeddings = project(embeddings, projection)
-        return l2_normalize(embeddings) if options.normalize else embeddings
-
-    return embed
+        return functools.partial(_embed, self._run, options, projection)
 
 
 def _embed(
     run: OnnxRunner,
-    embed: Callable[..., Array],
+    options: EmbeddingOptions,
+    projection: Mapping[str, np.ndarray] | None,
     batches: Iterable[HostBatch],
     decoding: Decoding | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the embeddings [B, K, H] of each batch."""
+    assert decoding is None  # embeddings have no targets
+    size = run.output_sizes[_HIDDEN_STATE] if projection is None else len(projection["bias"])
     for batch in batches:
-        (outputs,) = run([batch], decoding)
-        num_texts = batch["cls_positions"].shape[1]
-        embeddings = embed(outputs[_HIDDEN_STATE], batch["example_ids"], num_texts)
-        yield {"embeddings": np.asarray(embeddings)}
+        embeddings = np.zeros((*batch["cls_positions"].shape, size), np.float32)
+        for group in run.run_groups(batch):
+            pooled = _pool(group, options.pooling)
+            if projection is not None:
+                pooled = pooled @ projection["kernel"] + projection["bias"]
+            if options.normalize:
+                squares = np.sum(np.square(pooled), axis=-1, keepdims=True)
+                pooled = pooled / np.sqrt(np.maximum(squares, 1e-24))
+            embeddings[group.texts.rows, group.texts.slots] = pooled
+        check_finite(embeddings, "embeddings")
+        yield {"embeddings": embeddings}
+
+
+def _pool(group: TextGroup, mode: str) -> np.ndarray:
+    """Return one vector for each text, float32 [N, H], as `bertjax.model.pooling.pool` does.
+
+    That function pools packed sequences on a device; to call it takes long beside a short text.
+    """
+    vectors = group.outputs[_HIDDEN_STATE]
+    if mode == "cls":
+        return vectors[:, 0]
+    if mode == "mean":
+        weights = group.is_token / group.texts.lengths[:, None].astype(np.float32)
+        return np.einsum("nl,nlh->nh", weights, vectors)
+    return np.max(vectors, axis=1, where=group.is_token[..., None], initial=-np.inf)

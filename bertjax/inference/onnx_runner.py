@@ -36,6 +36,24 @@ class _Texts(NamedTuple):
     slots: np.ndarray
 
 
+class TextGroup(NamedTuple):
+    """Texts of similar length, each a row of its own, with their outputs.
+
+    Attributes:
+      texts: where they are in the batch.
+      is_token: bool [N, L], False at padding.
+      positions: int64 [N, L], position of each token in its sequence of the batch.
+      masks: int64 [N, M], prediction slots of each text, -1 after its last; None without any.
+      outputs: by name, [N, L, ...] of tokens, [N, M, ...] of prediction slots, [N, ...] of texts.
+    """
+
+    texts: _Texts
+    is_token: np.ndarray
+    positions: np.ndarray
+    masks: np.ndarray | None
+    outputs: dict[str, np.ndarray]
+
+
 class OnnxRunner:
     """A model that `bertjax export --to onnx` wrote, as the run function of its pipeline.
 
@@ -81,53 +99,59 @@ class OnnxRunner:
         if decoding is not None:
             raise InputError("an ONNX model generates no targets. Predict with bertjax.")
         for batch in batches:
-            outputs = self._compute(batch)
+            outputs: dict[str, np.ndarray] = {}
+            for group in self.run_groups(batch):
+                _add_outputs(outputs, batch, group)
             for name, array in outputs.items():
                 check_finite(array, name)
             yield outputs
 
-    def _compute(self, batch: HostBatch) -> dict[str, np.ndarray]:
+    def run_groups(self, batch: HostBatch) -> Iterator[TextGroup]:
+        """Yield the texts of a batch in groups of similar length, with their outputs."""
         texts = _find_texts(batch["example_ids"])
-        outputs: dict[str, np.ndarray] = {}
         padded = -(-texts.lengths // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        for length in np.unique(padded).tolist():
+        for length in sorted(set(padded.tolist())):
             chosen = np.flatnonzero(padded == length)
-            group = _Texts(*(array[chosen] for array in texts))
-            self._add_outputs(outputs, batch, group)
-        return outputs
+            yield self._run_group(batch, _Texts(*(array[chosen] for array in texts)))
 
-    def _add_outputs(self, outputs: dict[str, np.ndarray], batch: HostBatch, texts: _Texts) -> None:
-        """Compute some texts, and put their outputs where they are in the batch."""
+    def _run_group(self, batch: HostBatch, texts: _Texts) -> TextGroup:
         offsets = np.arange(texts.lengths.max())
         is_token = offsets < texts.lengths[:, None]
-        places = np.where(is_token, texts.columns[:, None] + offsets, 0)
+        positions = np.where(is_token, texts.columns[:, None] + offsets, 0)
         rows = texts.rows[:, None]
         arrays = {
-            name: np.where(is_token, batch[name][rows, places], 0)
+            name: np.where(is_token, batch[name][rows, positions], 0)
             for name in ("input_ids", "token_type_ids")
         }
         arrays["attention_mask"] = is_token
         masks = _find_masks(batch, texts) if "masked_lm_positions" in self._inputs else None
         if masks is not None:
-            positions = batch["masked_lm_positions"][rows, masks] - texts.columns[:, None]
-            arrays["masked_lm_positions"] = np.where(masks >= 0, positions, 0)
+            masked = batch["masked_lm_positions"][rows, masks] - texts.columns[:, None]
+            arrays["masked_lm_positions"] = np.where(masks >= 0, masked, 0)
         feed = {name: arrays[name].astype(np.int64) for name in self._inputs}
         results = self._session.run(None, feed)
-        for name, result in zip(self.output_sizes, results, strict=True):
-            head = HEADS.get(name.removesuffix("_logits"))
-            if head is not None and head.pooled:
-                sizes, index = batch["cls_positions"].shape, (texts.rows, texts.slots)
-            elif head is not None and head.positions_key:
-                assert masks is not None
-                used = np.nonzero(masks >= 0)
-                sizes = batch["masked_lm_positions"].shape
-                index, result = (texts.rows[used[0]], masks[used]), result[used]
-            else:
-                used = np.nonzero(is_token)
-                sizes = batch["input_ids"].shape
-                index, result = (texts.rows[used[0]], places[used]), result[used]
-            shape = *sizes, *result.shape[1:]
-            outputs.setdefault(name, np.zeros(shape, result.dtype))[index] = result
+        outputs = dict(zip(self.output_sizes, results, strict=True))
+        return TextGroup(texts, is_token, positions, masks, outputs)
+
+
+def _add_outputs(outputs: dict[str, np.ndarray], batch: HostBatch, group: TextGroup) -> None:
+    """Put the outputs of some texts where they are in the batch."""
+    texts, masks = group.texts, group.masks
+    for name, result in group.outputs.items():
+        head = HEADS.get(name.removesuffix("_logits"))
+        if head is not None and head.pooled:
+            sizes, index = batch["cls_positions"].shape, (texts.rows, texts.slots)
+        elif head is not None and head.positions_key:
+            assert masks is not None
+            used = np.nonzero(masks >= 0)
+            sizes = batch["masked_lm_positions"].shape
+            index, result = (texts.rows[used[0]], masks[used]), result[used]
+        else:
+            used = np.nonzero(group.is_token)
+            sizes = batch["input_ids"].shape
+            index, result = (texts.rows[used[0]], group.positions[used]), result[used]
+        shape = *sizes, *result.shape[1:]
+        outputs.setdefault(name, np.zeros(shape, result.dtype))[index] = result
 
 
 def _session_options() -> "onnxruntime.SessionOptions":
@@ -148,8 +172,10 @@ def _find_texts(example_ids: np.ndarray) -> _Texts:
     """Return the texts of int [B, T]: runs of a positive number in a row."""
     rows, columns = np.nonzero(example_ids > 0)
     ids = example_ids[rows, columns]
-    starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(ids, prepend=-1))
-    lengths = np.diff(starts, append=len(rows))
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (rows[1:] != rows[:-1]) | (ids[1:] != ids[:-1])
+    starts = np.flatnonzero(is_first)
+    lengths = np.append(starts[1:], len(rows)) - starts
     return _Texts(rows[starts], columns[starts], lengths, ids[starts] - 1)
 
 

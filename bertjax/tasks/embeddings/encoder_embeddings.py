@@ -215,8 +215,10 @@ def embed_texts(
 
 def _select_examples(examples: Examples, indices: np.ndarray) -> Examples:
     """Return some of the examples, with the target of `EmbeddingsObjective`."""
-    tokens = concatenate_ranges(examples.starts[indices], examples.lengths[indices])
     target = Target("example", np.zeros(len(indices), np.int32))
+    if len(indices) == len(examples):
+        return dataclasses.replace(examples, targets={"text": target})
+    tokens = concatenate_ranges(examples.starts[indices], examples.lengths[indices])
     return Examples(
         examples.ids[tokens],
         examples.lengths[indices],
