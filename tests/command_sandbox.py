@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import toy_tasks
 from conftest import process_environment, sample_text
-from documented_commands import ROOT, documented_commands, find_runner, shrink
+from documented_commands import ROOT, code_blocks, documented_commands, find_runner, shrink
 from processes import run
 from random_models import draw_model
 from test_glue import PUBLISHED
@@ -149,6 +149,9 @@ def build_sandbox(sandbox: pathlib.Path) -> None:
         for version in ("1.1", "2.0"):
             data = {"data": [{"title": "t", "paragraphs": _paragraphs(version)}]}
             (sandbox / "squad" / f"{split}-v{version}.json").write_text(json.dumps(data))
+    blocks = [block for _, block in code_blocks((ROOT / "docs" / "python.md").read_text())]
+    (functions,) = [block for block in blocks if "def weigh_rare_labels" in block]
+    (sandbox / "rare_labels.py").write_text(functions)
     _write_glue(sandbox / "GLUE")
     write_archives(sandbox / "XNLI")
     tokenizer = toy_tasks.TOKENIZER

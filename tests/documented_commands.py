@@ -39,8 +39,9 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        29,
+        30,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
+        r"|python -m experiments\.bench\.tpu_schedule.*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
     ),
@@ -62,6 +63,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\b(?<!_)steps=(\d+|'\d+ epochs')", "steps=4"),
     (r"batch_size=\d+", "batch_size=8"),
     (r"accumulation_steps=\d+", "accumulation_steps=2"),
+    (r"warmup=\d+\b(?!%)", "warmup=1"),
     (
         r"--search batch",
         "--search batch --config.batch_size=8192 --config.model.num_hidden_layers=1",
@@ -89,6 +91,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"emerging\.test\.annotated", "dev.conll"),
     (r"wnut17", "conll"),
     (r"--lines \d+", "--lines 20"),
+    (r"--text FILE --vocab FILE", "--text text/some.txt --vocab bert-base-uncased-vocab.txt"),
     (r"PYTHON", PEERS[0] if PEERS else "PYTHON"),
     (r"MINILM", "models/minilm"),
     (r"\bBASE\b", "models/base"),
@@ -110,10 +113,12 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
 # Options that make a program of `experiments` small.
 EXTRA_OPTIONS = {
     "bench.prepare": "--rounds 1",
+    "bench.growth": "--parts position --rounds 1",
     "bench.inference.python": "--model tiny",
     "bench.inference.serve": "--rounds 1 --requests 12 --clients 4",
     "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --batch 2",
     "bench.preflight_table": "--models tiny --topologies h100:1 --workers 1",
+    "bench.tpu_schedule": "--layers 0",
     "bench.train_step": "--steps 1",
     "bench.distillation_step": "--tasks sequence_classification --losses logits --teacher-layers 1 "
     "--student-layers 1 --hidden-size 32 --max-seq-length 16 --batch-size 2",
@@ -165,5 +170,6 @@ def shrink(command: str) -> str:
     for pattern, replacement in REPLACEMENTS:
         command = re.sub(pattern, replacement, command)
     for program, options in EXTRA_OPTIONS.items():
-        command = command.replace(f" experiments.{program} ", f" experiments.{program} {options} ")
+        pattern = rf" experiments\.{re.escape(program)}(?= |$)"
+        command = re.sub(pattern, rf"\g<0> {options}", command)
     return command

@@ -302,6 +302,19 @@ def test_init_layers_takes_blocks_of_the_initial_model(folder, teacher, tmp_path
             make_trainer(bad, tmp_path / "bad")
 
 
+def test_step_flops_count_the_whole_teacher_of_a_student_with_some_of_its_layers(
+    folder, teacher
+) -> None:
+    config = toy_tasks.configuration(
+        "single_label", folder, teacher, init_layers=1, distill__teacher=teacher, mesh__data=8
+    )
+    task = registry.find_task(config.task)(config)
+    whole = toy_tasks.configuration("single_label", folder, teacher, mesh__data=8)
+    expected = registry.find_task(whole.task)(whole).objective.forward_flops(config.batch_size)
+    combined = registry.make_train_objective(config, task.objective)
+    assert combined.step_flops() - task.objective.step_flops() == expected
+
+
 @pytest.mark.slow
 def test_unlabeled_texts_teach_without_labels(folder, teacher, tmp_path) -> None:
     (tmp_path / "texts.csv").write_text("text\n" + "ba do\n" * 100)

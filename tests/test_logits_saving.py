@@ -188,6 +188,8 @@ def test_save_logits_resumes_to_the_same_bytes(
         save_logits(teacher, config, tmp_path / "a")
     assert save_logits(teacher, config, tmp_path / "a") == 253  # distinct texts of 300
     num_parts = len(computed) - 1
+    student = dataclasses.replace(config.model, num_hidden_layers=1)  # is not used
+    config = dataclasses.replace(config, model=student, init=str(teacher), init_layers="0")
     save_logits(teacher, config, tmp_path / "b")
     assert len(computed) == 1 + 2 * num_parts and num_parts > 5
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

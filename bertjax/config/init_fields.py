@@ -1,8 +1,19 @@
 """Checks of the fields that initialize a run from another model."""
 
+from typing import Any
+
 from bertjax.config.compound_values import parse_init_layers
 from bertjax.model.initialization import POSITION_INITS
 from data_pipelines.errors import InputError
+
+# The fields of a configuration whose model is initialized from no other; those of a student may
+# not fit the layers of its teacher.
+WITHOUT_INIT: dict[str, Any] = {
+    "init": "",
+    "init_layers": "",
+    "init_positions": "",
+    "reinit_layers": 0,
+}
 
 
 def check_init_fields(

@@ -12,6 +12,7 @@ from etils import epath
 from jax import Array
 
 from bertjax.config.config import Config
+from bertjax.config.init_fields import WITHOUT_INIT
 from bertjax.formats.example_digests import BatchExamples
 from bertjax.formats.stored_logits import LogitsWriter, StoredClasses
 from bertjax.inference.embedding_files import PartFiles
@@ -126,7 +127,7 @@ def save_logits(
         )
     heads = tuple(head for head in task.objective.heads if head in teacher.parts)
     model = find_teacher_config(task.config)
-    config = dataclasses.replace(task.config, model=model)
+    config = dataclasses.replace(task.config, model=model, **WITHOUT_INIT)
     objective = _TeacherObjective(config, task.objective, heads or task.objective.heads, top_k)
     runner = Runner(teacher, objective)
     writer = LogitsWriter(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.config import Config
+from bertjax.config.init_fields import WITHOUT_INIT
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops
 from bertjax.model.bert import BertWithHeads, init_params
@@ -282,7 +283,7 @@ class DistillationObjective(TeacherObjective):
         """Return the model FLOPs of a train step, with the teacher's forward pass."""
         if self._teacher_model.heads:
             task = copy.copy(self.objective)
-            task.config = dataclasses.replace(task.config, model=self.teacher)
+            task.config = dataclasses.replace(task.config, model=self.teacher, **WITHOUT_INIT)
             teacher_flops = task.forward_flops(self.batch_size)
         else:
             length = self.config.max_seq_length

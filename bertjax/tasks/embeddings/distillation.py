@@ -8,6 +8,7 @@ import jax
 from jax import Array
 
 from bertjax.config.config import Config
+from bertjax.config.init_fields import WITHOUT_INIT
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.formats.tensors import PoolingConfig
 from bertjax.mesh.feed import Batch
@@ -61,16 +62,7 @@ def make_teacher_objective(
         "projection_size": pooling.projection_size,
         "loss": TEACHER_LOSS,
     }
-    # What initializes the student may not fit the teacher's layers.
-    config = dataclasses.replace(
-        config,
-        model=model,
-        data=data,
-        init="",
-        init_layers="",
-        init_positions="",
-        reinit_layers=0,
-    )
+    config = dataclasses.replace(config, model=model, data=data, **WITHOUT_INIT)
     return TrainedEmbeddingsObjective(config, batch_size_multiple)
 
 
