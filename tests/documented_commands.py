@@ -39,7 +39,7 @@ RUNNERS = [
     (STAGES, 1, r"python -m experiments\.synthetic_qa .*"),
     (
         MINUTES,
-        30,
+        31,
         r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.bench\.tpu_schedule.*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"

@@ -113,6 +113,8 @@ assert main({arguments!r}) == 0
     assert gathered == pytest.approx(2 * matrices, rel=0.1)  # bfloat16, once for both microbatches
     hlo = (tmp_path / "hlo").read_text()
     assert "[32,512,256]" in hlo and "[32,4,512,512]" not in hlo
+    logits = r"f32\[(32,20|640),1024\]"  # their gradient is rounded where it is computed
+    assert re.search(logits, hlo) and not re.search(logits + r"\S* scatter\(", hlo)
     assert train["roofline_seconds"].keys() == {"compute", "memory", "links"}
     assert all(0 < seconds < 1 for seconds in train["roofline_seconds"].values())
     assert train["estimated_cycles"] is None and "Lower bounds of a step" in text

@@ -13,8 +13,9 @@ import pytest
 from traced_programs import matrix_flops
 
 from bertjax.mesh.sharding import named_leaves
+from bertjax.model import encoder
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import Encoder, FeedForward
 from bertjax.model.head_positions import encode_at_positions, num_last_block_positions
 from bertjax.model.layers import gather
 
@@ -187,6 +188,26 @@ def test_encoder_gradients_do_not_depend_on_scan_and_remat():
     plain = gradient(params(), config)
     other = gradient(params(), dataclasses.replace(config, scan_layers=True, remat=True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_feed_forward_on_a_gpu_keeps_one_array_of_its_width(scan_layers, monkeypatch):
+    module = FeedForward(with_(scan_layers=scan_layers))
+    x = np.random.default_rng(0).normal(size=(2, LENGTH, CONFIG.hidden_size)).astype(np.float32)
+
+    def compute():
+        """Return parameters, vectors and gradients, and the number of wide arrays kept."""
+        params = module.init(draw_key(0), x)
+        y, backward = jax.vjp(module.apply, params, x)
+        width = CONFIG.feed_forward_size
+        wide = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape == (2, LENGTH, width)]
+        return (params, y, backward(jnp.cos(y))), len(wide)
+
+    expected, kept_elsewhere = compute()
+    monkeypatch.setattr(encoder, "gpu_kind", lambda: "NVIDIA H200")
+    computed, kept = compute()
+    assert (kept_elsewhere, kept) == (2, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, computed)
 
 
 @pytest.mark.slow
