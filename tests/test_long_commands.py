@@ -18,7 +18,7 @@ from data_pipelines.finetuning.glue import GLUE
 )
 def test_long_commands_run_as_printed(tmp_path: pathlib.Path) -> None:
     build_sandbox(tmp_path)
-    (mrpc,) = [line for line in commands_for() if line.startswith("bertjax train --config glue:")]
+    mrpc = next(line for line in commands_for() if line.startswith("bertjax train --config glue:"))
     glue = [mrpc.replace("mrpc", name) for name in GLUE if name not in ("mrpc", "wnli")]
     errors = run_commands(tmp_path, with_prerequisites([*glue, *commands_for(MINUTES)]))
     assert not errors, "\n\n".join(errors)
