@@ -85,6 +85,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     ),
     (r"(experiments\.(?:bench|ablations)[. ](\w+) .*--output) DIR", r"\1 \2"),
     (r"mrpc=MRPC( --task qnli=QNLI)?", "mrpc=GLUE"),
+    (r"ner=BTC", "ner=conll"),
     (r"data=STS-B", "data=GLUE/STS-B"),
     (r"data=squad-retrieval", "data=squad-retrieval --config.data.top_k=10"),
     (r"wnut17train\.conll", "train.conll"),

@@ -2,9 +2,16 @@
 
 import importlib.util
 import pathlib
+import shlex
 
 import pytest
-from command_sandbox import build_sandbox, commands_for, run_commands, with_prerequisites
+from command_sandbox import (
+    build_sandbox,
+    commands_for,
+    output_path,
+    run_commands,
+    with_prerequisites,
+)
 from conftest import PEERS
 from documented_commands import MINUTES
 
@@ -19,6 +26,8 @@ from data_pipelines.finetuning.glue import GLUE
 def test_long_commands_run_as_printed(tmp_path: pathlib.Path) -> None:
     build_sandbox(tmp_path)
     mrpc = next(line for line in commands_for() if line.startswith("bertjax train --config glue:"))
-    glue = [mrpc.replace("mrpc", name) for name in GLUE if name not in ("mrpc", "wnli")]
+    documented = {output_path(shlex.split(line)) for line in commands_for()}
+    others = [name for name in GLUE if name != "wnli" and f"runs/{name}" not in documented]
+    glue = [mrpc.replace("mrpc", name) for name in others]
     errors = run_commands(tmp_path, with_prerequisites([*glue, *commands_for(MINUTES)]))
     assert not errors, "\n\n".join(errors)
