@@ -18,6 +18,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on.
+
+    A job of Slurm, `taskset` and a container's cpuset leave it a part of the machine's.
+    """
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def group_by_size(
     items: Iterable[Item], size: Callable[[Item], int], limit: int
 ) -> Iterator[list[Item]]:
@@ -57,13 +67,13 @@ def ordered_map(
     Args:
       make_function: called once in each process, returns the function; must be picklable.
       items: the items.
-      workers: number of processes; 0 and 1 mean this process, None means one for each core. With
-        more than one, a script needs `if __name__ == "__main__"`, as processes are spawned.
+      workers: number of processes; 0 and 1 mean this process, None means `usable_cores`. With more
+        than one, a script needs `if __name__ == "__main__"`, as processes are spawned.
 
     Raises:
       ChildProcessError: a process was killed, for example for lack of memory.
     """
-    workers = os.cpu_count() or 1 if workers is None else workers
+    workers = usable_cores() if workers is None else workers
     if workers <= 1:
         yield from map(make_function(), items)
         return

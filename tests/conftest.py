@@ -46,6 +46,7 @@ from pretraining_corpora import write_corpus
 
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
+from data_pipelines.parallel import usable_cores
 from data_pipelines.pretraining import sequences
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -71,7 +72,7 @@ PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker a core, and two more where slow tests wait for other processes."""
-    return (os.cpu_count() or 1) + (0 if "not slow" in config.option.markexpr else 2)
+    return usable_cores() + (0 if "not slow" in config.option.markexpr else 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,8 +16,8 @@ from bertjax.inference.predictor import Predictor
 from bertjax.tasks import registry
 from bertjax.workdir.goodput import PARTS
 
-TIMES = {"sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction", "goodput"}
-TIMES |= {f"{part}_fraction" for part in PARTS}
+TIMES = {"sequences_per_second", "examples_per_second", "tokens_per_second", "mfu", "goodput"}
+TIMES |= {"input_wait_fraction"} | {f"{part}_fraction" for part in PARTS}
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:

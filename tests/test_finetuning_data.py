@@ -12,6 +12,7 @@ from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
+from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
 
@@ -48,6 +49,15 @@ def test_labels_keep_the_order_of_init(folder, tmp_path) -> None:
         path = published(tmp_path / "-".join(other), other)
         task = task_of(toy_tasks.configuration("single_label", folder, path))
         assert task.labels == LABELS and task.config.model.num_labels == 3
+
+
+@pytest.mark.parametrize(("kind", "count"), [("single_label", 3), ("regression", 1)])
+def test_number_of_labels_is_that_of_the_data(kind: str, count: int, folder) -> None:
+    for given in (0, count):
+        config = toy_tasks.configuration(kind, folder, model__num_labels=given)
+        assert task_of(config).config.model.num_labels == count
+    with pytest.raises(InputError, match=f"^model.num_labels=4: the data have {count}"):
+        task_of(toy_tasks.configuration(kind, folder, model__num_labels=4))
 
 
 def test_labels_do_not_depend_on_row_order(folder, tmp_path) -> None:

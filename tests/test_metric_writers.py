@@ -317,6 +317,16 @@ def test_printer_writes_lines_into_a_file(clock: list[float]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sequences_per_second", "3.68 seq/s"), ("examples_per_second", "3.68 examples/s")],
+)
+def test_printer_names_the_unit_of_a_rate(name: str, expected: str) -> None:
+    stream = io.StringIO()
+    ProgressPrinter(10, stream).log(1, "train", {"loss": 7.25, name: 3.684})
+    assert stream.getvalue().endswith(f"loss 7.25  {expected}\n")
+
+
 def test_printer_redraws_one_line_in_a_terminal(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

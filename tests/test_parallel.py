@@ -14,9 +14,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from data_pipelines import parallel
-from data_pipelines.parallel import group_by_size, ordered_map, thread_map
+from data_pipelines.parallel import group_by_size, ordered_map, thread_map, usable_cores
+from data_pipelines.pretraining.options import PretrainingOptions
 
 FIRST = functools.partial(operator.itemgetter, 0)  # makes the function to map
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
+def test_cores_that_the_process_may_not_use_are_not_counted() -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert (usable_cores(), PretrainingOptions(64, 8).threads) == (1, 1)
+    finally:
+        os.sched_setaffinity(0, before)
+    assert usable_cores() == len(before)
 
 
 def no_process_is_left() -> bool:

@@ -112,7 +112,7 @@ def test_write_report_writes_into_the_workdir(workdir: pathlib.Path) -> None:
     assert read.texts["dd"] == [
         "4 layers · hidden size 256 · 4 heads",
         "corpora/<wiki> & more · masking whole_word",
-        "64 sequences · 128 tokens per sequence · packed",
+        "size 64 · 128 tokens per sequence · packed",
         "adamw · peak learning rate 0.0001 · 10,000 warmup steps",
         "320.0 sequences per second · 8s in training steps",
     ]
@@ -141,6 +141,14 @@ def test_report_has_a_chart_per_metric() -> None:
         "Sequences per second",
         "Time waiting for input",
     ]
+
+
+def test_speed_of_fine_tuning_counts_examples(workdir: pathlib.Path) -> None:
+    path = workdir / "metrics.jsonl"
+    path.write_text(path.read_text().replace("sequences_per_second", "examples_per_second"))
+    read = Page(write_report(workdir).read_text())
+    assert read.texts["dd"][4] == "320.0 examples per second · 8s in training steps"
+    assert "Examples per second" in read.titles()
 
 
 def test_report_draws_metrics_of_a_task() -> None:

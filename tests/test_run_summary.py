@@ -1,7 +1,6 @@
 """Tests of the run summary, configuration warnings and the next commands, for every task."""
 
 import dataclasses
-import os
 import re
 import shlex
 import shutil
@@ -22,6 +21,7 @@ from bertjax.training import run_summary
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
+from data_pipelines.parallel import usable_cores
 
 
 def summary_lines(config: Config, step: int = 0) -> list[str]:
@@ -39,7 +39,7 @@ def test_summary_has_a_line_a_topic(corpus) -> None:
         corpus, steps=1000, batch_size=16, gradient_accumulation_steps=2, optimizer__warmup=100
     )
     assert summary_lines(config) == [
-        f"devices   8 cpu ({os.cpu_count()} cores), mesh data=8",
+        f"devices   8 cpu ({usable_cores()} cores), mesh data=8",
         "model     2 layers of 64, 149,890 parameters, float32; MLM head and NSP head",
         f"data      {corpus} (400 documents, 86,636 tokens); the run has 3.74 epochs",
         "batch     16 sequences of 32 tokens, 1 at once on a device",

@@ -27,9 +27,11 @@ def feed() -> SimpleNamespace:
     return SimpleNamespace(wait_seconds=7.0)
 
 
-def make_meter(feed, step: int = 10, **rampup: int) -> ThroughputMeter:
+def make_meter(
+    feed, step: int = 10, batch_unit: str = "sequences", **rampup: int
+) -> ThroughputMeter:
     """Return the meter of a run resumed from a step, on 2 devices."""
-    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
+    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8, batch_unit=batch_unit)
     config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16, **rampup))
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
     return ThroughputMeter(objective, config, mesh, feed, step, num_runs=1)
@@ -82,6 +84,15 @@ def test_rates_exclude_pauses(meter, clock) -> None:
         clock.now = 150.0
     clock.now = 151.0
     assert meter.read(14, {"nonpad_fraction": 1.0})["sequences_per_second"] == 4 * 16 / 2
+
+
+@pytest.mark.parametrize("unit", ["sequences", "examples"])
+def test_a_rate_has_the_unit_of_the_batch_size(feed, clock, unit) -> None:
+    meter = make_meter(feed, batch_unit=unit)
+    clock.now = 104.0
+    rates = meter.read(15, {"nonpad_fraction": 1.0})
+    assert rates.pop(f"{unit}_per_second") == 5 * 16 / 4
+    assert rates.keys() == {"tokens_per_second", "input_wait_fraction"}
 
 
 def test_advice_about_long_pauses_is_given_once(meter, clock) -> None:

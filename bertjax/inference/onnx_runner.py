@@ -12,6 +12,7 @@ from bertjax.model.decoder.options import Decoding
 from bertjax.model.heads import HEADS
 from bertjax.tasks.pipeline import HostBatch
 from data_pipelines.errors import InputError
+from data_pipelines.parallel import usable_cores
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -163,8 +164,8 @@ def _session_options() -> "onnxruntime.SessionOptions":
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
-        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    if (cores := usable_cores()) < (os.cpu_count() or 1):
+        options.intra_op_num_threads = cores
     return options
 
 

@@ -29,6 +29,7 @@ PERFORMANCE_METRICS = {
     "learning_rate": MetricDisplay("Learning rate", floor=0, smooth=False),
     "grad_norm": MetricDisplay("Gradient norm"),
     "sequences_per_second": MetricDisplay("Sequences per second", floor=0),
+    "examples_per_second": MetricDisplay("Examples per second", floor=0),
     "input_wait_fraction": MetricDisplay("Time waiting for input", as_percent=True, floor=0),
     "goodput": MetricDisplay("Goodput", as_percent=True, floor=0, smooth=False),
     "mfu": MetricDisplay("Model FLOP utilization", as_percent=True, floor=0),
@@ -57,7 +58,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
     },
     "Data": {"data.dir": "{}"},
     "Batch": {
-        "batch_size": "{} sequences",
+        "batch_size": "size {}",
         "max_seq_length": "{} tokens per sequence",
         "packing": "packed",
     },
@@ -218,10 +219,11 @@ def _data_options(settings: Mapping[str, Any]) -> list[str]:
 
 def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
     train = [entry for entry in entries if entry["split"] == "train"]
-    rates = [entry.get("sequences_per_second") or 0 for entry in train]
+    unit = "examples" if any("examples_per_second" in entry for entry in train) else "sequences"
+    rates = [entry.get(f"{unit}_per_second") or 0 for entry in train]
     if not any(rates):
         return ""
-    speed = f"{format_number(statistics.median(rates))} sequences per second"
+    speed = f"{format_number(statistics.median(rates))} {unit} per second"
     if not isinstance(batch_size, int):
         return speed
     steps = [entry["step"] for entry in train]

@@ -47,6 +47,7 @@ class StudentObjective(Objective):
     def __init__(self, objective: Objective, config: Config, logits_heads: Iterable[str]) -> None:
         self.objective, self.config = objective, config
         self.heads, self.batch_size_multiple = objective.heads, objective.batch_size_multiple
+        self.batch_unit = objective.batch_unit
         for head in logits_heads:
             if HEADS[head].soft_loss is None:
                 raise InputError(

@@ -49,6 +49,7 @@ class Objective(abc.ABC):
       LEARNS_EMBEDDINGS: whether the task learns embeddings of a teacher, and not its logits.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
+      batch_unit: what `Config.batch_size` counts, "sequences" or "examples".
       batch_size: sequences of a global training batch, over all processes and devices.
 
     Raises:
@@ -61,6 +62,7 @@ class Objective(abc.ABC):
     LEARNS_EMBEDDINGS: ClassVar[bool] = False
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
+    batch_unit: str = "sequences"
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         self.config, self.batch_size_multiple = config, batch_size_multiple

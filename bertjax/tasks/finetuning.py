@@ -62,6 +62,7 @@ class FinetuningObjective(Objective):
     UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
     MIN_TOKENS_PER_EXAMPLE: ClassVar[int] = 8
+    batch_unit = "examples"
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
@@ -168,9 +169,13 @@ class FinetuningTask(Task):
             by_head: Mapping[str, Sequence[str]] = labels if isinstance(labels, Mapping) else {}
             self.labels = tuple(itertools.chain(*by_head.values()) if by_head else labels)
             counts = ",".join(f"{head}={len(names)}" for head, names in by_head.items())
-            model = dataclasses.replace(
-                config.model, num_labels=len(self.labels) or 1, label_counts=counts
-            )
+            found: dict[str, Any] = {"num_labels": len(self.labels) or 1, "label_counts": counts}
+            for name, count in found.items():
+                if (given := getattr(config.model, name)) and given != count:
+                    raise InputError(
+                        f"model.{name}={given}: the data have {count or 'none'}. Leave it out."
+                    )
+            model = dataclasses.replace(config.model, **found)
             self.config = config = dataclasses.replace(config, model=model)
         # Devices share the sequences of a batch. Inspection of one device plans for its processes.
         is_single = config.mesh == MeshConfig(1, 1, 1)

@@ -1,7 +1,6 @@
 """The run summary, printed before compilation, and the next commands, printed at the end."""
 
 import math
-import os
 import shlex
 from collections.abc import Iterator
 
@@ -19,6 +18,7 @@ from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.tasks.task import Task
+from data_pipelines.parallel import usable_cores
 
 _MAX_UNUSED_ROWS = 1024  # embeddings without a token
 _MAX_EPOCHS = 200  # even small data sets need fewer
@@ -133,7 +133,7 @@ def _devices(step_functions: AnyStepFunctions) -> str:
     devices = step_functions.mesh.devices.flatten()
     text = f"{len(devices)} {devices[0].device_kind}"
     if devices[0].platform == "cpu":
-        text += f" ({os.cpu_count()} cores)"
+        text += f" ({usable_cores()} cores)"
     if jax.process_count() > 1:
         text += f" in {jax.process_count()} processes"
     axes = [f"{name}={size}" for name, size in step_functions.mesh.shape.items() if size > 1]

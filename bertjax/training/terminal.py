@@ -10,6 +10,8 @@ from bertjax.html.tables import align_columns, eval_set_table
 from bertjax.mesh import distributed
 from bertjax.training.metrics_file import Metrics
 
+_RATE_UNITS = {"sequences_per_second": "seq/s", "examples_per_second": "examples/s"}
+
 _log = logging.getLogger("bertjax")
 
 
@@ -43,7 +45,7 @@ class ProgressPrinter:
                 self.print_line(textwrap.indent(align_columns(*table), "  "))
             return
         progress = step / self._total if self._total else metrics.get("progress") or 0
-        names = ("loss", "mlm_accuracy", "nsp_accuracy", "sequences_per_second", "mfu")
+        names = ("loss", "mlm_accuracy", "nsp_accuracy", *_RATE_UNITS, "mfu")
         values = [
             _format_metric(name, metrics[name]) for name in names if metrics.get(name) is not None
         ]
@@ -109,8 +111,8 @@ def _format_metric(name: str, value: float | int | None) -> str:
     words = name.replace("_", " ")
     if value is None:
         return f"{words} -"
-    if name == "sequences_per_second":
-        return f"{value:,.0f} seq/s" if value >= 10 else f"{value:.2f} seq/s"
+    if unit := _RATE_UNITS.get(name):
+        return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
     if name.endswith("accuracy") or name in ("mfu", "input_wait_fraction"):
         return f"{words} {value:.1%}"
     if isinstance(value, int):

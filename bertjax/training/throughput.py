@@ -39,7 +39,7 @@ class ThroughputMeter:
         # The next three are those of a step with the full batch.
         self._step_flops = num_runs * objective.step_flops()
         self._step_tokens = num_runs * objective.batch_size * config.max_seq_length
-        self._step_sequences = num_runs * config.batch_size
+        self._step_batch, self._batch_unit = num_runs * config.batch_size, objective.batch_unit
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak_flops = None if peak is None else peak * mesh.size
         self._start_time, self._wait_seconds = time.perf_counter(), feed.wait_seconds
@@ -84,7 +84,7 @@ class ThroughputMeter:
         seconds = now - self._start_time
         tokens = full_steps * self._step_tokens
         rates = {
-            "sequences_per_second": full_steps * self._step_sequences / seconds,
+            f"{self._batch_unit}_per_second": full_steps * self._step_batch / seconds,
             "tokens_per_second": tokens * metrics["nonpad_fraction"] / seconds,
             "input_wait_fraction": (self._feed.wait_seconds - self._wait_seconds) / seconds,
         }

@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import math
-import os
 
 import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
-from data_pipelines.parallel import MAX_WORKERS
+from data_pipelines.parallel import MAX_WORKERS, usable_cores
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import SequenceLimits
 from data_pipelines.schedules import ScheduledFloat, parse_schedule
@@ -179,8 +178,8 @@ class PretrainingOptions:
 
     @property
     def threads(self) -> int:
-        """Number of threads: `workers`, or one per core."""
-        return self.workers or os.cpu_count() or 1
+        """Number of threads: `workers`, or one per core that the process may use."""
+        return self.workers or usable_cores()
 
     @functools.cached_property
     def mlm_probabilities(self) -> tuple[float, float]:

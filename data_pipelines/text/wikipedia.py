@@ -17,7 +17,6 @@ import html
 import itertools
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +26,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
-from data_pipelines.parallel import group_by_size, ordered_map
+from data_pipelines.parallel import group_by_size, ordered_map, usable_cores
 from data_pipelines.paths import atomic_write, is_remote
 from data_pipelines.text.bz2_streams import read_bz2_streams
 from data_pipelines.text.lines import read_blocks
@@ -95,7 +94,7 @@ def read_dump(
     if content != "markup":
         check_installed(str(path), "mwparserfromhell", install="'bertjax[wikipedia]'")
     if path.suffix == ".bz2" and workers not in (0, 1) and not is_remote(path):
-        blocks = read_bz2_streams(path, workers or os.cpu_count() or 1)
+        blocks = read_bz2_streams(path, workers or usable_cores())
     pages = _pages(path, blocks)
     header = next(pages)
     names = {int(key): name for key, name in _NAMESPACE.findall(header)}

@@ -74,7 +74,7 @@ def train_bertjax(spec: str, flags: Sequence[str], workdir: pathlib.Path) -> Res
     cost = harness.measure_cost(harness.bertjax_command(*command))
     lines = read_metrics(workdir)
     scores = [line for line in lines if line.pop("split") == "eval"][-1]
-    names = ("step", "loss", "sequences_per_second")
+    names = ("step", "loss", "examples_per_second")
     intervals = [[line[name] for name in names] for line in lines if names[-1] in line]
     return scores, cost, intervals
 

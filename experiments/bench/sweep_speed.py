@@ -23,7 +23,7 @@ from experiments.bench.harness import Cost
 
 LEARNING_RATES = ("5e-5", "4e-5", "3e-5", "2e-5")  # the paper's
 IGNORED_METRICS = {"step", "split", "epoch", "learning_rate", "mfu", "input_wait_fraction"}
-IGNORED_METRICS |= {"sequences_per_second", "tokens_per_second", "goodput"}
+IGNORED_METRICS |= {"sequences_per_second", "examples_per_second", "tokens_per_second", "goodput"}
 IGNORED_METRICS |= {f"{part}_fraction" for part in PARTS}
 
 Metrics = dict[tuple[str, str, int, str], float]  # (run, split, step, name) -> value
