@@ -200,7 +200,8 @@ _SENTENCE_TRANSFORMERS = {
     **_settings("honored", "prompts default_prompt_name"),
     "truncate_dim": _rejected("Give the model without it, and cut the embeddings."),
     "model_type": _rejected("Give a model of type SentenceTransformer.", "SentenceTransformer"),
-    **_settings("irrelevant", "__version__ similarity_fn_name"),
+    "similarity_fn_name": _warned("similarities are cosines.", "cosine"),
+    **_settings("irrelevant", "__version__"),
 }
 
 _POOLING = {

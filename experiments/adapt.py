@@ -42,6 +42,8 @@ def get_config(
         raise ValueError(f"objective={objective}: unknown. Use one of {', '.join(DIRECTIONS)}.")
     if not 0 < replay < 1:
         raise ValueError(f"replay={replay}: not between 0 and 1. Use 0.1, or leave general out.")
+    if replay != 0.1 and not general:
+        raise ValueError(f"replay={replay}: there is no text to replay. Give general=CORPUS.")
     data_fields: dict[str, Any] = {"dir": data, "objective": objective}
     if general:
         data_fields["dir"] = f"{data}+{general}"

@@ -9,7 +9,7 @@
 mode      zero_shot: trained in English, evaluated in every language; translate_train: trained on
           MultiNLI machine-translated into one language, evaluated in it; translate_test: trained in
           English, evaluated on test sets machine-translated into English
-language  translate_train: the language; other modes: languages to evaluate, joined by +, or all of
+language  translate_train: the language; other modes: languages of test, joined by +, or all of
           ar bg de el en es fr hi ru sw th tr ur vi zh
 init      checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
           encoder, its architecture and its vocabulary
@@ -65,7 +65,11 @@ def get_config(
     translates = mode == "translate_train"
     if translates and (not language or "+" in language):
         raise ValueError(f"mode={mode}: trains in one language. Give language=zh, for example.")
+    if language and not (translates or test):
+        raise ValueError(f"language={language!r}: dev is evaluated in English. Add test.")
     if data.startswith("tfds:"):
+        if mode == "translate_test":
+            raise ValueError(f"data={data!r}: has no translations. Name the unpacked archives.")
         dev, final = "validation", "test"
     else:
         dev, final = DEV, TEST_IN_ENGLISH if mode == "translate_test" else TEST

@@ -74,6 +74,7 @@ def test_config_replays_general_text_and_lowers_the_masking_rate(model) -> None:
         ("replay=1.5", {}, "replay=1.5: not between 0 and 1"),
         ("replay=much", {}, "replay"),
         ("repaly=0.2", {}, "repaly"),
+        ("replay=0.5", {}, "replay=0.5: there is no text to replay. Give general=CORPUS"),
         ("init=lost", {}, "lost: does not exist"),
         ("smoke", {}, "data.dir='': no corpus"),
         ("smoke,data=lost", {}, "lost: does not exist. Set data.dir"),

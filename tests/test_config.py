@@ -82,6 +82,12 @@ def test_parse_config_rejects_invalid_values(raw: dict, message: str) -> None:
         parse(**raw)
 
 
+def test_profile_of_steps_after_the_run_is_rejected() -> None:
+    assert parse(steps=20, profile="19:30").resolve().profile_steps() == range(19, 30)
+    with pytest.raises(InputError, match="profile='20:30': the run has 20 steps"):
+        parse(steps=20, profile="20:30").resolve()
+
+
 def test_load_config_rejects_an_unknown_task() -> None:
     with pytest.raises(
         InputError, match=r"task='translate': unknown task. Use .*multiple_choice, pretraining"

@@ -165,6 +165,12 @@ def test_losses_do_not_depend_on_mesh_or_accumulation(mesh: tuple) -> None:
         ({"relations": "query+output"}, "not some of query, key and value"),
         ({"relation_heads": -1}, "negative. Use 0 or more"),
         ({"teacher": "", "temperature": 2}, "distill.temperature=2: needs a teacher"),
+        ({"layer_map": "1:2"}, "distill.layer_map='1:2': distill.hidden_weight=0 does not read it"),
+        ({"relation_layer": 2}, "distill.relation_layer=2: distill.relations_weight=0 does not"),
+        (
+            {"temperature": 2, "logits_weight": 0, "hidden_weight": 1},
+            "distill.temperature=2: distill.logits_weight=0 does not read it",
+        ),
     ],
 )
 def test_distill_config_rejects(fields: dict, message: str) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import draw_model
 
+from bertjax.cli import embed
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.formats.sentence_transformers import find_pooling_config
@@ -315,6 +316,25 @@ def test_find_pooling_config_reads_default_prompts(tmp_path, caplog) -> None:
     file.unlink()
     pooling = find_pooling_config(path)
     assert pooling and pooling.max_seq_length == 128  # of tokenizer_config.json
+
+
+def test_pooling_reports_the_modules_that_it_replaces(tmp_path, caplog) -> None:
+    kinds = "Transformer", "Pooling", "Normalize"
+    path = publish(tmp_path, *kinds, pooling_mode_mean_tokens=True)
+    assert module.find_embedding_options(path)[1].normalize
+    assert not module.find_embedding_options(path, pooling="mean")[1].normalize
+    assert "pooling=mean leaves out its scaling to length 1." in caplog.text
+    caplog.clear()
+    assert module.find_embedding_options(path, pooling="cls", normalize=True)[1].normalize
+    assert "leaves out" not in caplog.text
+
+
+def test_embed_reads_a_list_of_json(tmp_path) -> None:
+    path = tmp_path / "texts.json"
+    path.write_text('[{"text": "ba do"},\n {"text": "ki"}]')
+    assert [*module._iter_texts(embed._lines(str(path)))] == ["ba do", "ki"]
+    path.write_text('{"text": "ba do"}\n{"text": "ki"}\n')
+    assert [*module._iter_texts(embed._lines(str(path)))] == ["ba do", "ki"]
 
 
 def test_embed_warns_of_a_pair(caplog) -> None:

@@ -30,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         ({"data__loss": "triplet"}, "data.loss='triplet': unknown loss. Use multiple_negatives"),
         ({"data__loss": "cosent"}, "data.loss='cosent': .* has no scores. Name their column"),
         ({"data__scale": 0.0}, r"data.scale=0.0: not in \(0, 1000\]. Use about 20"),
+        (
+            {"data__train_file": "scored.csv", "data__loss": "cosine_similarity", "data__scale": 5},
+            "data.scale=5.0: data.loss=cosine_similarity has none",
+        ),
         ({"data__pooling": "last"}, "data.pooling=last: unknown value. Use mean, cls, max"),
         (
             {"data__pooling": "cls", "model__direction": "left_to_right"},

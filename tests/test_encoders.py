@@ -216,6 +216,7 @@ def test_freeze_features_decides_whether_the_encoders_learn(is_frozen) -> None:
         ({"direction": "both"}, "direction='both': unknown. Use bidirectional or left_to_right"),
         ({"encoder": "lstm"}, "direction=bidirectional: an LSTM reads in one direction"),
         ({"encoder": "lstm", "direction": "pair", "remat": True}, "remat=True: an LSTM does not"),
+        ({"feature_mix": "sum"}, "feature_mix='sum': there are no layers to combine"),
         ({"sampled_softmax": 40}, "sampled_softmax=40: not below vocab_size=40"),
         ({"decoder": "prefix", "direction": "pair"}, "decoder='prefix': the source is bidirec"),
     ],

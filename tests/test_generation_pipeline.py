@@ -19,6 +19,7 @@ from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
 
 TEXT = "ba do ki"
+POSITIONS = SHAPE.max_position_embeddings
 KINDS = {
     "prefix": {"decoder": "prefix"},
     "masked_prefix": {"decoder": "masked_prefix"},
@@ -93,12 +94,29 @@ def test_max_new_tokens_counts_the_generated_tokens(models) -> None:
         ([TEXT], {"num_beams": "many"}, "input 0: num_beams='many': is of type str. Use int"),
         ([TEXT, {"text": 5}], {}, "input 1: .*text"),
         ([{}], {"num_beams": 2}, "input 0: .*"),
+        (
+            ["ki", TEXT],
+            {"max_new_tokens": 10**6},
+            f"input 0: max_new_tokens=1000000: .* the model {POSITIONS} positions. Use at most",
+        ),
     ],
 )
 def test_generate_rejects_invalid_options(models, inputs, options, message: str) -> None:
     for kind in KINDS:
         with pytest.raises(InputError, match=f"^{message}"):
             models[kind].generate(inputs, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_may_end_at_the_last_position(models, kind: str) -> None:
+    source = " ".join(["ki"] * (POSITIONS - 20))
+    model, options = models[kind], {"max_new_tokens": POSITIONS, "min_new_tokens": 30}
+    if kind == "cross_attention":  # positions of a target are its own
+        assert model.generate(source, **options)["generated_text"]
+        return
+    assert model.generate(source, max_new_tokens=30)["generated_text"]
+    with pytest.raises(InputError, match=r"^input 0: min_new_tokens=30: .* Use at most 1\d"):
+        model.generate(source, **options)
 
 
 def test_misspelled_options_of_a_request_are_rejected(models) -> None:

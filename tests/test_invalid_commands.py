@@ -20,6 +20,8 @@ from bertjax.workdir.workdir import claim_workdir
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = EXPERIMENTS / "pretraining.py"
+EXPORT = ["export", "--checkpoint", "x", "--to", "onnx", "--output", "y"]
+PREPARE = ["prepare", "--input", "x", "--vocab", "x", "--output", "y"]
 SMOKE = ["--config", f"{PRETRAIN}:smoke"]
 TEXT = ["--input", "text.txt"]
 
@@ -187,6 +189,20 @@ def test_prepare_rejects_unsuitable_vocabularies(
         (
             ["inspect", *SMOKE, "--num-processes", "2", "--process-id", "2"],
             "--process-id=2: not below --num-processes=2. Count from 0",
+        ),
+        (["inspect", *SMOKE, "--params", "--output", "b.npz"], "--output: is about batches, not"),
+        (["inspect", *SMOKE, "--output", "b.npz", "--sequences", "2"], "--output has all of them"),
+        (
+            [*EXPORT, "--min-agreement", "0.9"],
+            "--min-agreement=0.9: is of --int8. Give FILE to it",
+        ),
+        (
+            ["predict", "--checkpoint", "x", *SMOKE, "--save-logits", "l", "--return-all-scores"],
+            "--output, --return-all-scores: are of predictions, not of --save-logits",
+        ),
+        (
+            [*PREPARE, "--runner", "DirectRunner", "--workers", "8"],
+            "--workers=8: --runner has its own. Leave it out",
         ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text: empty. Write a text"),
         (

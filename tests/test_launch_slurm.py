@@ -51,6 +51,35 @@ def test_slurm_node_receives_exact_values(laptop, tmp_path) -> None:
         assert later_calls == requeued
 
 
+@pytest.mark.parametrize(
+    ("statuses", "status", "requeues"),
+    [((75, 75), 75, True), ((2, 75), 2, False), ((75, 1), 1, False), ((0, 0), 0, False)],
+)
+def test_job_is_queued_again_unless_a_process_failed(
+    laptop, tmp_path, statuses: tuple[int, int], status: int, requeues: bool
+) -> None:
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    stub(tmp_path / ".venv" / "bin", "bertjax", 'exit "$TEST_STATUS"')
+    first, second = statuses
+    run_both = "while [[ $1 == --* ]]; do shift; done; "
+    run_both += f'for s in {first} {second}; do TEST_STATUS=$s "$@" || true; done; '
+    laptop.stub("srun", body=f"{run_both} exit {max(statuses)}")
+    laptop.stub("scontrol")
+    done = subprocess.run(
+        ["bash", LAUNCH / "train.sbatch", "30", "", "--", "train", "--workdir", "a b"],
+        cwd=run,
+        env=laptop.environment() | {"SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stderr
+    calls = [call for call in laptop.recorded() if call[0] != "srun"]
+    assert calls[:2] == [["bertjax", "train", "--workdir", "a b"]] * 2
+    assert calls[2:] == ([["scontrol", "requeue", "7"]] if requeues else [])
+    assert (f"A process ended with status {status}" in done.stdout) == (not requeues and status > 0)
+
+
 def test_slurm_setup_installs_in_the_image(laptop, tmp_path) -> None:
     values = VALUES | {"directory": str(tmp_path / "shared")}
     laptop.stub("ssh", body='HOME=/nowhere exec sh -c "$2"')

@@ -7,6 +7,11 @@ import pytest
 import toy_tasks
 from data_errors import arguments, check_train_error, jsonl, publish, write
 
+import bertjax
+from bertjax.config.config import Config
+from bertjax.tasks import registry
+from data_pipelines.errors import InputError
+
 SWAG = "sent1,sent2,ending0,ending1,label\nba,do,ki,lu,0\nme,no,ra,si,1\n"
 T = "DIR/train"
 CASES = {
@@ -57,6 +62,14 @@ def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> No
     )  # fmt: skip
     assert "sequence_classification has no multiple choice head, only" in error
     assert not (tmp_path / "scores").exists()
+
+
+def test_unread_settings_and_keys_are_rejected(models) -> None:
+    with pytest.raises(InputError, match="packing=False: task=multiple_choice does not"):
+        registry.make_objective(Config(task="multiple_choice", packing=False))
+    with pytest.raises(InputError, match="does not read the key 'contxt'"):
+        question = {"context": "ba", "choices": ["do", "ki"], "contxt": "lu"}
+        bertjax.load(models / "multiple_choice").predict(question)
 
 
 @pytest.mark.parametrize(

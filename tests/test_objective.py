@@ -119,6 +119,14 @@ def test_objective_rejects_a_field_that_the_task_does_not_read() -> None:
         )
 
 
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_freeze_features_freezes_the_encoder_in_pretraining(is_frozen: bool) -> None:
+    model = dataclasses.replace(TINY, feature_layers="-2..-1", freeze_features=is_frozen)
+    objective = registry.make_objective(make_run_config(model=model))
+    assert objective.trainable("mlm/bias")
+    assert objective.trainable("encoder/embeddings/word") is not is_frozen
+
+
 @pytest.mark.slow
 def test_untrainable_parameters_do_not_change_and_have_no_moments() -> None:
     config = make_run_config(

@@ -175,6 +175,14 @@ CASES = {
         "sequence_classification:problem_type=regression data.class_weights=balanced",
         "data.class_weights='balanced': needs problem_type=single_label_classification. Leave it",
     ),
+    "columns beside those of GLUE": (
+        {"train.csv": CSV}, "glue:task=sst2 data.problem_type=regression",
+        "data.problem_type='regression': not read, as glue=sst2 sets the columns. Leave it out",
+    ),
+    "a separator of one label": (
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification data.label_separator=;",
+        "data.label_separator=';': not read, as problem_type=single_label_classification has one",
+    ),
     "no task of GLUE": (
         {"train.csv": CSV}, "glue:task=sst", "glue='sst': unknown task. Choose one of cola, sst2",
     ),

@@ -85,6 +85,7 @@ def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(toys) -> None:
         (["batch_size=8", "batch_size=16"], 1, "each field once"),
         (["seed=1,2"], 1, "seeds from --seeds"),
         (["task=squad"], 1, "a sweep has one task"),
+        (["mesh.fsdp=1,2"], 1, "--grid=mesh.fsdp=1,2: each run of a sweep has one device"),
         (["bach_size=8"], 1, "Did you mean batch_size"),
         (["batch_size=x"], 1, "batch_size='x'"),
         ([], 0, "--seeds=0: must be at least 1"),

@@ -174,12 +174,24 @@ def test_read_sets_divides_tables_by_eval_set_column(tmp_path) -> None:
 def test_modes_set_language_of_eval_and_training(folder) -> None:
     for options, language, texts in (
         ("mode=zero_shot", "en", 240),
-        ("mode=zero_shot,language=ur", "en", 240),
         ("mode=translate_test", "en", 240),
         ("mode=translate_train,language=ur", "ur", 240),
     ):
         assert [*sets(folder, options)] == [language]
         assert len(sets(folder, options, "train")["train"]) == texts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("mode=zero_shot,language=ur", "language='ur': dev is evaluated in English. Add test"),
+        ("mode=translate_train", "trains in one language. Give language=zh"),
+        ("mode=translate_test,data=tfds:xnli,test", "data='tfds:xnli': has no translations. Name"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_rejected(options: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_config(f"{EXPERIMENT}:{options}", {}, registry.data_fields())
 
 
 def test_read_sets_reads_a_file_per_language(folder, tmp_path) -> None:

@@ -110,8 +110,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _lines(path: str) -> Iterable[str]:
-    from data_pipelines.finetuning.table import is_table, read_table
+    from etils import epath
 
+    from data_pipelines.finetuning.table import file_format, is_table, read_table
+    from data_pipelines.parsing import read_json_records
+
+    if file_format(epath.Path(path)) == ".json":  # may be one list
+        records = (record for _, record in read_json_records(path, read_lines(path)))
+        return (record if isinstance(record, str) else json.dumps(record) for record in records)
     if not is_table(path):
         return read_lines(path)
     return [json.dumps({"text": row.text(("text",))}) for row in read_table(path)]

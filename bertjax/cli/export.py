@@ -10,6 +10,7 @@ from data_pipelines.paths import check_file
 ORDER = 92
 EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.stablehlo"
 FORMATS = ["stablehlo", "savedmodel", "onnx"]
+_MIN_AGREEMENT = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-agreement",
         type=float,
-        default=0.95,
         metavar="SHARE",
         help="with --int8: share of equal answers, or mean cosine of embeddings, below which "
-        "nothing is written (%(default)s)",
+        f"nothing is written ({_MIN_AGREEMENT})",
     )
 
 
@@ -43,7 +43,13 @@ def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     from bertjax.formats.detection import find_format
 
-    if args.int8 is not None:
+    if args.int8 is None:
+        if args.min_agreement is not None:
+            raise InputError(
+                f"--min-agreement={args.min_agreement}: is of --int8. Give FILE to it."
+            )
+    else:
+        args.min_agreement = _MIN_AGREEMENT if args.min_agreement is None else args.min_agreement
         if args.to != "onnx":
             raise InputError(f"--int8={args.int8}: for --to onnx alone. Leave it out.")
         if not 0 <= args.min_agreement <= 1:

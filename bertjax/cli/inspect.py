@@ -9,6 +9,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import check_exists
 
 ORDER = 30
+_OPTIONS_OF_BATCHES = {"--steps", "--start", "--sequences", "--output"}
+_OPTIONS_OF_BATCHES |= {"--num-processes", "--process-id"}
 EXAMPLE = "bertjax inspect --config pretraining:smoke,data=corpora/mine --steps 1"
 
 
@@ -42,6 +44,11 @@ def check(args: argparse.Namespace) -> None:
                 raise InputError(f"{flag}: belongs to a run, not to --corpus. Leave it out.")
         check_exists(args.corpus, "Name a corpus that `bertjax prepare` wrote.")
         return
+    given = {word.partition("=")[0] for word in args.argv}
+    if args.params and (unread := given & _OPTIONS_OF_BATCHES):
+        raise InputError(f"{min(unread)}: is about batches, not --params. Leave it out.")
+    if args.output and "--sequences" in given:
+        raise InputError("--sequences: --output has all of them. Leave one of the two out.")
     if args.start < 0:
         raise InputError(f"--start={args.start}: not a step. Steps count from 0.")
     if not 0 <= args.process_id < args.num_processes:

@@ -95,6 +95,11 @@ def check(args: argparse.Namespace) -> None:
     if share and (args.input is None or args.output == "-"):
         raise InputError("--num-processes: needs --input and --output. Name files and a directory.")
     if args.save_logits:
+        if args.output != "-" or args.return_all_scores:
+            raise InputError(
+                "--output, --return-all-scores: are of predictions, not of --save-logits. Leave "
+                "them out."
+            )
         if args.top_k < 0:
             raise InputError(f"--top-k={args.top_k}: negative. Use 0 for all logits.")
         check_output(args.save_logits)

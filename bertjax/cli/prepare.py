@@ -7,6 +7,7 @@ import sys
 from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import check_directory
 from bertjax.cli.text_args import add_text, check_text, num_workers, read_options
+from data_pipelines.errors import InputError
 from data_pipelines.paths import check_exists
 from data_pipelines.vocabulary.special_tokens import VOCABULARY_FIX
 
@@ -64,6 +65,8 @@ def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     if not args.runner:
         reject_unknown_arguments(args.overrides)
+    elif args.workers is not None:
+        raise InputError(f"--workers={args.workers}: --runner has its own. Leave it out.")
     check_directory(args.output, "--output")
     check_exists(args.vocab, VOCABULARY_FIX)
     check_text(args)

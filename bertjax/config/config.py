@@ -318,6 +318,8 @@ class Config:
         optimizer, total = self.optimizer, None
         if self.budget_seconds is None:
             total = to_steps("steps", self.steps, None, 1)
+            if self.profile and self.profile_steps().start >= total:
+                raise InputError(f"profile={self.profile!r}: the run has {total} steps. Use fewer.")
             decay = optimizer.decay_steps or total
             warmup = to_steps("optimizer.warmup", optimizer.warmup, total, 0)
             percent, unit = durations.parse_duration("optimizer.warmup", optimizer.warmup)

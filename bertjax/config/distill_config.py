@@ -9,6 +9,11 @@ from data_pipelines.schedules import parse_schedule
 
 RELATIONS = ("query", "key", "value")
 _HIDDEN_LOSSES = ("mse", "cosine")
+_OPTIONS_OF_WEIGHTS = {
+    "logits_weight": ("temperature",),
+    "hidden_weight": ("hidden_loss", "layer_map"),
+    "relations_weight": ("relations", "relation_heads", "relation_layer"),
+}
 _SCHEDULED = ("temperature", "labels_weight", "logits_weight", "hidden_weight", "relations_weight")
 
 
@@ -110,6 +115,13 @@ class DistillConfig:
                     raise InputError(
                         f"distill.{name}={value!r}: needs the teacher in the train step, and "
                         "distill.logits has its logits alone. Remove one of the two."
+                    )
+        for weight, options in _OPTIONS_OF_WEIGHTS.items():
+            for name in options if not max(self.schedule(weight)) else ():
+                if (value := getattr(self, name)) != getattr(DistillConfig, name):
+                    raise InputError(
+                        f"distill.{name}={value!r}: distill.{weight}=0 does not read it. Set "
+                        "both or none."
                     )
 
     @property

@@ -58,7 +58,7 @@ def finetuning_config(
     if smoke:
         _merge(config, _SMOKE)
         if not init:
-            config["model"] = dict(_SMOKE_MODEL)
+            _merge(config, {"model": _SMOKE_MODEL})
         _merge(config, smoke_overrides or {})
     return ConfigDict(config)
 

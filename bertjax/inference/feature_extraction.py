@@ -77,6 +77,13 @@ def find_embedding_options(
             )
         suffix = ", scaled to length 1" if normalize else ""
         _log.info("%s: a text's embedding is pooled by %s%s.", saved.model, pooling, suffix)
+    elif level == "text":
+        parts = {
+            "linear layer": saved.projection_size > 0,
+            "scaling to length 1": saved.normalize and not normalize,
+        }
+        if left_out := " and ".join(part for part, is_used in parts.items() if is_used):
+            _log.info("%s: pooling=%s leaves out its %s.", saved.model, pooling, left_out)
     if saved.prompt:
         _log.info("%s: each text begins with the prompt %r.", saved.model, saved.prompt)
     if saved.do_lower_case:

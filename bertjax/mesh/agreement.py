@@ -18,7 +18,7 @@ from data_pipelines.errors import InputError
 
 _MAX_NAMED_FACTS = 4
 _MAX_VALUE_CHARACTERS = 40
-_EXIT_SECONDS = 2.0  # for others to end; without process 0 JAX aborts them
+_MARGIN_SECONDS = 2.0  # for the answer of process 0, after its time limit for the others
 _stage_ids = itertools.count()
 
 
@@ -43,7 +43,7 @@ def check_agreement(facts: Mapping[str, Any], timeout: float) -> None:
     prefix = f"bertjax/agreement/{next(_stage_ids)}"
     client.key_value_set(f"{prefix}/{index}", json.dumps(facts))
     if index:
-        fault = _get(client, f"{prefix}/fault", timeout + _EXIT_SECONDS, 0)
+        fault = _get(client, f"{prefix}/fault", timeout + _MARGIN_SECONDS, 0)
         client.wait_at_barrier(f"{prefix}/read", int(1000 * timeout))
     else:
         end, others = time.monotonic() + timeout, []
@@ -53,8 +53,6 @@ def check_agreement(facts: Mapping[str, Any], timeout: float) -> None:
         fault = describe_disagreement([json.loads(json.dumps(facts)), *others])
         client.key_value_set(f"{prefix}/fault", fault)
         client.wait_at_barrier(f"{prefix}/read", int(1000 * timeout))
-        if fault:
-            time.sleep(_EXIT_SECONDS)
     if fault:
         raise InputError(fault)
 

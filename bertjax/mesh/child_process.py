@@ -4,7 +4,6 @@ JAX's runtime aborts a process, without running Python's handlers, when another 
 process that joins others therefore runs in a child, whose parent reports the loss in one sentence.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -17,10 +16,12 @@ from collections.abc import Callable, Sequence
 from bertjax.errors import EXIT_RESTART
 
 CHILD_ENV = "BERTJAX_CHILD"  # set in the child to the id of its parent
-_ENDED = "bertjax/ended"  # with the index of a process: its key in JAX's key-value store
-_EXIT_TIMEOUT_SECONDS = 300.0  # for others to end their work, as in JAX
-_FAILURE_SECONDS = 10.0  # for others to fail, too; those that wait for this process never do
-_EXIT_SECONDS = 1.0  # for others to end after it
+HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
+# Seconds that a process waits for the others at its end, by what ended it:
+_WORK_SECONDS = 3600.0  # process 0 may still write; a process that hangs has a watchdog
+_FAILURE_SECONDS = 20.0  # for others to fail, too; those that wait for this process never do
+_LOSS_SECONDS = HEARTBEAT_SECONDS + 30.0  # for JAX to notice a lost process
+_ABORT_SECONDS = 10.0  # for JAX to abort this process after that
 # Signals after the loss of another process, without free memory, and when the machine goes.
 _EXTERNAL_SIGNALS = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
@@ -68,45 +69,44 @@ def supervise_child(argv: Sequence[str]) -> int:
 def run_as_child(run: Callable[[], int]) -> int:
     """Return the exit status of `run` in a child; end the process if it failed, or joined others.
 
-    At exit JAX waits for the other processes, which wait for this one inside a step, until it
-    aborts. Only a failure that may be the loss of another process is left to JAX.
+    At exit JAX would wait for the other processes, which may wait for this one inside a step. An
+    error of its runtime may follow the loss of another process. If it does, JAX aborts this one.
     """
+    may_be_loss = False
     try:
         status = run()
     except Exception as error:
-        jax = sys.modules.get("jax")  # not imported yet by a command that fails at once
-        if jax and isinstance(error, jax.errors.JaxRuntimeError):
-            raise
         traceback.print_exc()
+        jax = sys.modules.get("jax")  # not imported yet by a command that fails at once
+        may_be_loss = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
         status = 1
     failed = status not in (0, EXIT_RESTART)
-    if _wait_for_others(_FAILURE_SECONDS if failed else _EXIT_TIMEOUT_SECONDS) or failed:
+    if _leave_others(failed, may_be_loss) or failed:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
-def _wait_for_others(seconds: float) -> bool:
-    """Wait in process 0 until every process has ended its work; return whether there are others.
+def _leave_others(failed: bool, may_be_loss: bool) -> bool:
+    """Disconnect from the other processes once all have ended; return whether there are others.
 
-    JAX's service runs in process 0. A process that outlives it, such as one on a busy machine,
-    aborts, though its work is done, or before it has said what failed. So process 0 ends last, and
-    none waits at exit.
+    JAX's service runs in process 0. It aborts a process that has ended without it, or is connected
+    when it ends, though the work of that process is done. So all stay until the last has ended.
     """
-    distributed = sys.modules.get("jax._src.distributed")  # the store has no public name
+    distributed = sys.modules.get("jax._src.distributed")  # the barrier has no public name
     state = getattr(distributed, "global_state", None)
     if state is None or state.client is None or state.num_processes == 1:
         return False
-    with contextlib.suppress(Exception):  # a process is lost: its parent reports it
-        if state.process_id:
-            state.client.key_value_set(f"{_ENDED}/{state.process_id}", "")
-            return True
-        end = time.monotonic() + seconds
-        for other in range(1, state.num_processes):
-            milliseconds = int(1000 * max(end - time.monotonic(), 1.0))
-            state.client.blocking_key_value_get(f"{_ENDED}/{other}", milliseconds)
-        time.sleep(_EXIT_SECONDS)
+    seconds = _FAILURE_SECONDS if failed else _WORK_SECONDS
+    seconds = _LOSS_SECONDS if may_be_loss else seconds
+    # The first process that arrives sets the time limit of a barrier.
+    barrier = "bertjax/lost" if may_be_loss else "bertjax/failed" if failed else "bertjax/done"
+    try:
+        state.client.wait_at_barrier(barrier, int(1000 * seconds))
+        state.shutdown()
+    except Exception:  # a process is lost, and its parent reports it, or does not fail
+        time.sleep(_ABORT_SECONDS if may_be_loss else 0)
     return True
 
 

@@ -13,11 +13,10 @@ from jax.experimental import multihost_utils
 
 from bertjax.errors import EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
-from bertjax.mesh.child_process import die_with_parent, is_child
+from bertjax.mesh.child_process import HEARTBEAT_SECONDS, die_with_parent, is_child
 from bertjax.mesh.cluster import Cluster
 from bertjax.mesh.rendezvous import meet
 
-HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
 _INITIALIZATION_TIMEOUT_SECONDS = 300
 _MARGIN_SECONDS = 30  # by which JAX's timeout, which aborts the process, comes after that of ours
 # Between the first and the last process at a barrier, when one of them compiles or copies.

@@ -160,6 +160,11 @@ class BertConfig:
             parse_label_counts(self.label_counts, self.num_labels)
         if self.feature_layers:
             parse_layers(self.feature_layers, self.num_hidden_layers)
+        elif self.feature_mix != BertConfig.feature_mix:
+            raise InputError(
+                f"feature_mix={self.feature_mix!r}: there are no layers to combine. Set "
+                "feature_layers, or leave it out."
+            )
         if self.encoder == "transformer" and self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"num_attention_heads={self.num_attention_heads}: does not divide "

@@ -316,5 +316,10 @@ class Objective(abc.ABC):
         return self.sums(outputs, batch), {name: outputs[name] for name in self.eval_outputs}
 
     def trainable(self, name: str) -> bool:
-        """Return whether the parameter of this name is trained."""
-        return True
+        """Return whether the parameter of this name is trained.
+
+        The encoder of a feature-based model is frozen.
+        """
+        model = self.config.model
+        is_frozen = model.feature_layers and model.freeze_features
+        return not (is_frozen and name.startswith("encoder/"))

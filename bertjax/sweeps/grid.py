@@ -80,6 +80,8 @@ def parse_grid(grid: Sequence[str]) -> dict[str, list[str]]:
             raise InputError(
                 f"--grid={entry}: a sweep has one task and takes its seeds from --seeds N."
             )
+        if name.startswith("mesh."):
+            raise InputError(f"--grid={entry}: each run of a sweep has one device. Leave it out.")
         fields[name] = list(dict.fromkeys(values))
     return fields
 
@@ -100,6 +102,8 @@ def short_names(fields: Iterable[str]) -> dict[str, str]:
 
 def make_point(config: Config, point: Mapping[str, str], seeds: int) -> list[Trial]:
     """Return the runs of a point, seed by seed from that of its configuration on."""
+    if config.mesh != MeshConfig():
+        raise InputError(f"mesh={config.mesh}: each run of a sweep has one device. Leave it out.")
     return [
         Trial(point, dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1)))
         for seed in range(config.seed, config.seed + seeds)

@@ -105,12 +105,6 @@ class FinetuningObjective(Objective):
             sums |= self.replaced_loss(loss, outputs, batch)
         return self.weigh_losses(sums)
 
-    def trainable(self, name: str) -> bool:
-        """Return False for the frozen encoder of a feature-based model."""
-        model = self.config.model
-        is_frozen = model.feature_layers and model.freeze_features
-        return not (is_frozen and name.startswith("encoder/"))
-
     @property
     def sequence_shape(self) -> PackedShape:
         """Tokens and examples that a sequence holds at most."""
@@ -177,6 +171,10 @@ class FinetuningTask(Task):
                     )
             model = dataclasses.replace(config.model, **found)
             self.config = config = dataclasses.replace(config, model=model)
+        elif count := config.model.num_labels:
+            raise InputError(
+                f"model.num_labels={count}: task={config.task} has no named labels. Leave it out."
+            )
         # Devices share the sequences of a batch. Inspection of one device plans for its processes.
         is_single = config.mesh == MeshConfig(1, 1, 1)
         multiple = num_processes if is_single else math.lcm(jax.device_count(), num_processes)

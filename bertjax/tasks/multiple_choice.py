@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +53,8 @@ _log = logging.getLogger("bertjax")
 class MultipleChoiceObjective(FinetuningObjective):
     """Encoder with a score for each choice; the choices of a question share a sequence."""
 
+    # Without packing a sequence would hold all choices of a question, but their number is unknown.
+    UNUSED_FIELDS = FinetuningObjective.UNUSED_FIELDS | {"packing"}
     heads = ("multiple_choice",)
     eval_outputs = ("multiple_choice_logits",)
     GROUPED = True
@@ -65,7 +67,6 @@ class MultipleChoiceObjective(FinetuningObjective):
     @property
     def sequence_shape(self) -> PackedShape:
         """Tokens and examples that a sequence holds at most."""
-        # Without packing a sequence still holds all choices of a question.
         length = self.config.max_seq_length
         return PackedShape(length, max(2, length // self.MIN_TOKENS_PER_EXAMPLE))
 
@@ -100,6 +101,10 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
         if isinstance(context, str):
             return {"context": context, "choices": _as_list(choices)}
         return pair_arguments(context=context, choices=map(_as_list, choices))
+
+    def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
+        """Return the keys of a list of choices; other layouts have keys of their own."""
+        return {"context", "question", "choices"} if "choices" in content else content.keys()
 
     def preprocess(
         self, inputs: Sequence[PredictInput]

@@ -12,6 +12,7 @@ from bertjax.config.config import Config
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.tasks.embeddings.losses import (
     COSENT_LOSS,
+    DEFAULT_SCALE,
     RANKING_LOSS,
     REGRESSION_LOSS,
     SCORED_LOSSES,
@@ -61,7 +62,9 @@ FIELDS = COMMON_DATA_FIELDS | {
         "`multiple_negatives_ranking`, `cosent`, `cosine_similarity`, or `mse` against a teacher; "
         '"" for `mse` with a teacher, `cosent` if pairs have scores, else the first',
     ),
-    "scale": field(20.0, "factor of the cosines in the loss, the inverse of a temperature"),
+    "scale": field(
+        DEFAULT_SCALE, "factor of the cosines in the loss, the inverse of a temperature"
+    ),
     "symmetric": field(
         False, "also ranks the anchors for each positive (`multiple_negatives_ranking`)"
     ),

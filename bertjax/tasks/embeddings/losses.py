@@ -15,6 +15,7 @@ from bertjax.mesh.device_mesh import shard_over_batch
 from bertjax.model.losses import Sum, Sums, accuracy, cross_entropy
 from bertjax.model.pooling import l2_normalize
 
+DEFAULT_SCALE = 20.0  # of cosines
 RANKING_LOSS, COSENT_LOSS, REGRESSION_LOSS, TEACHER_LOSS = LOSSES = (
     *("multiple_negatives_ranking", "cosent", "cosine_similarity", "mse"),
 )

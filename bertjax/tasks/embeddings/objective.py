@@ -22,6 +22,8 @@ from bertjax.tasks.embeddings.encoder_embeddings import (
     with_projection,
 )
 from bertjax.tasks.embeddings.losses import (
+    COSENT_LOSS,
+    DEFAULT_SCALE,
     LOSSES,
     RANKING_LOSS,
     REGRESSION_LOSS,
@@ -75,6 +77,10 @@ class TrainedEmbeddingsObjective(FinetuningObjective):
         check_pooling("data.pooling", self.pooling, model)
         if not 0 < data["scale"] <= 1000:
             raise InputError(f"data.scale={data['scale']}: not in (0, 1000]. Use about 20.")
+        if data["scale"] != DEFAULT_SCALE and loss not in (RANKING_LOSS, COSENT_LOSS):
+            raise InputError(
+                f"data.scale={data['scale']}: data.loss={loss} has none. Leave it out."
+            )
         if data["symmetric"] and loss != RANKING_LOSS:
             raise InputError(f"data.symmetric=True: data.loss={loss} is symmetric. Leave it out.")
         if (self.num_texts == 1) != (loss == TEACHER_LOSS) or (

@@ -93,12 +93,32 @@ class TextGenerationPipeline(Pipeline[Context]):
             for item, text in zip(inputs, texts, strict=True)
         ]
         ids = [np.array(prompt, np.int32) for prompt, _ in prompts]
-        positions = self.config.model.max_position_embeddings
-        limits = [min(options.max_new_tokens, positions - len(source)) for source in ids]
+        limits = [
+            self._max_target_tokens(item.location, len(source), options)
+            for item, source in zip(inputs, ids, strict=True)
+        ]
         sources = SourceBatches(ids, limits, self.max_input_tokens, options)
         tokenizer = self.tokenizer
         decoding = sources.decoding(len(tokenizer.tokens), tokenizer.sep_id, tokenizer.mask_id)
         return sources, Context(texts, sources, decoding, [lost for _, lost in prompts])
+
+    def _max_target_tokens(self, location: str, num_tokens: int, options: DecodingOptions) -> int:
+        """Return the maximal tokens of a target, which may end at the model's last position.
+
+        Raises:
+          InputError: the model has too few positions for `min_new_tokens` or any `max_new_tokens`.
+        """
+        model = self.config.model
+        free = positions = model.max_position_embeddings
+        if not model.has_cross_attention:  # else the target has positions of its own
+            free -= num_tokens
+        for name, fits in (("min_new_tokens", free - 1), ("max_new_tokens", positions)):
+            if (value := getattr(options, name)) > fits:
+                raise InputError(
+                    f"{location}: {name}={value}: the text has {num_tokens} tokens and the model "
+                    f"{positions} positions. Use at most {fits}."
+                )
+        return min(options.max_new_tokens, free)
 
     def text_of(self, item: PredictInput) -> str:
         """Return the text of an input.

@@ -1,7 +1,8 @@
 """Data sets of sequence classification: the files of GLUE, or other tables."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning_data import (
@@ -28,6 +29,10 @@ from data_pipelines.finetuning.table import (
 )
 from data_pipelines.text.tfds import TFDS
 
+_SET_BY_GLUE = (
+    *("text", "text_pair", "label", "columns", "id"),
+    *("problem_type", "label_separator", "missing_labels"),
+)
 FIELDS = COMMON_DATA_FIELDS | {
     "glue": field("", 'GLUE task, which sets columns and labels; "" for the columns below'),
     "text": field("text", 'column of the text; several joined by "+"'),
@@ -66,17 +71,29 @@ FIELDS = COMMON_DATA_FIELDS | {
 }
 
 
+def _check_not_read(data: Mapping[str, Any], names: Iterable[str], reason: str) -> None:
+    for name in names:
+        if (value := data[name]) != FIELDS[name].default:
+            raise InputError(f"data.{name}={value!r}: not read, as {reason}. Leave it out.")
+
+
 def columns_from_config(config: Config) -> TableColumns:
     """Return the columns to read.
 
     Raises:
-      InputError: a column is missing or named twice, or the GLUE task is unknown.
+      InputError: a column is missing or named twice, the GLUE task is unknown, or a field is set
+        that the others leave without effect.
     """
     data = config.data
     if data["glue"]:
+        _check_not_read(data, _SET_BY_GLUE, f"glue={data['glue']} sets the columns")
         task = find_glue_task(data["glue"])
         text, *pair = task.columns
         return TableColumns((text,), tuple(pair), task.label, problem_type=task.problem_type)
+    if (problem_type := data["problem_type"]) != "multi_label_classification":
+        _check_not_read(data, ("label_separator",), f"problem_type={problem_type} has one label")
+    if data["dir"].startswith(TFDS):
+        _check_not_read(data, ("columns",), f"dir={data['dir']} has named columns")
     return TableColumns(
         split_column_names(data["text"]),
         split_column_names(data["text_pair"]),

@@ -81,7 +81,7 @@ class TokenClassificationPipeline(Pipeline[Context]):
     def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
         """Return the inputs in lines, or the sentences of a CoNLL file."""
         if not (file_name and is_conll(file_name)):
-            return Pipeline.parse_lines(lines)
+            return Pipeline.parse_lines(lines, file_name)
         return (
             PredictInput(sentence.locations[0], {"words": [*sentence.words]})
             for sentence in parse_conll(file_name, lines, has_tags=False)
