@@ -7,6 +7,7 @@ environment variables HF_ENDPOINT, HF_TOKEN and HF_HOME are read by it.
 import contextlib
 import functools
 import os
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 HUB = "hf://"
 # Weights of one kind only: a repository often has them in three.
-_PATTERNS = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
+_PATTERNS = (
+    *("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors"),
+    "*_Dense/model.safetensors",  # of sentence-transformers
+)
 _TORCH_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 # Files that programs load instead of the new model's, or with them: weights of all kinds, exports
 # and tokenizer files. Those in folders belong to other models, but for exports.
@@ -117,9 +121,8 @@ def upload(directory: "epath.PathLike", path: "epath.PathLike") -> tuple[list[st
     repo_id, _ = parse_hub_path(path)
     with _errors(os.fspath(path), _UPLOAD_FIX):
         present = _api().list_repo_files(repo_id)
-        added = [
-            name for name in sorted(os.listdir(directory)) if name != _CARD or name not in present
-        ]
+        names = [file.relative_to(directory).as_posix() for file in _files_below(directory)]
+        added = [name for name in names if name != _CARD or name not in present]
         deleted = sorted({*filter(_REPLACED_FILES.fullmatch, present)} - {*added})
         operations = [
             *map(CommitOperationDelete, deleted),
@@ -127,6 +130,10 @@ def upload(directory: "epath.PathLike", path: "epath.PathLike") -> tuple[list[st
         ]
         _api().create_commit(repo_id, operations, commit_message="Upload model by bertjax")
     return deleted, _CARD in present
+
+
+def _files_below(directory: "epath.PathLike") -> list[pathlib.Path]:
+    return sorted(path for path in pathlib.Path(directory).rglob("*") if path.is_file())
 
 
 def _api() -> Any:

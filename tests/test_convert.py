@@ -99,7 +99,7 @@ def test_convert_keeps_labels_and_problem_type(head, problem_type, labels, tmp_p
         assert (found.problem_type, found.labels) == (problem_type, labels), format_name
 
 
-def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path) -> None:
+def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path, caplog) -> None:
     model = dataclasses.replace(
         draw("pooler", "sequence_classification"), problem_type="regression", labels=()
     )
@@ -120,6 +120,15 @@ def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path) -> None:
     assert read_model(tmp_path / "again").problem_type == "regression"
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     assert config["problem_type"] == "regression"
+    identity = "torch.nn.modules.linear.Identity"  # of CrossEncoder, which else adds a sigmoid
+    assert config["sentence_transformers"] == {"activation_fn": identity}
+    assert config["sbert_ce_default_activation_function"] == identity
+    assert "sigmoid" not in caplog.text
+    del config["sentence_transformers"], config["sbert_ce_default_activation_function"]
+    del config["problem_type"]
+    (tmp_path / "again" / "config.json").write_text(json.dumps(config))
+    read_model(tmp_path / "again")
+    assert "a number is returned. Transformers' pipeline and CrossEncoder apply" in caplog.text
 
 
 @pytest.mark.parametrize(

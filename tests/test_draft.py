@@ -61,6 +61,17 @@ def test_exclusive_draft_deletes_what_a_process_left_that_was_killed_at_the_end(
     assert list(tmp_path.iterdir()) == [tmp_path / "a.npz"]
 
 
+def test_new_directory_replaces_no_link_and_no_current_directory(tmp_path, monkeypatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    for output in (epath.Path(tmp_path / "link"), epath.Path(".")):
+        message = r"cannot be replaced\. Name a new directory for --output, such as .*model"
+        with pytest.raises(InputError, match=message), new_directory(output, "--output"):
+            pass
+    assert {path.name for path in tmp_path.rglob("*")} == {"real", "link"}
+
+
 def test_new_directory_appears_complete_or_not_at_all(tmp_path) -> None:
     output = epath.Path(tmp_path) / "model"
     output.mkdir()  # empty

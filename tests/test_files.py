@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bertjax.cli.files import check_directory, open_output, read_lines
+from bertjax.cli.files import check_directory, check_output, open_output, read_lines
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 
@@ -31,6 +31,20 @@ def test_check_directory_follows_links_and_rejects_dangling_ones(tmp_path) -> No
         check_directory(tmp_path / "link" / "run", "--workdir")
     (tmp_path / "there").mkdir()
     check_directory(tmp_path / "link" / "run", "--workdir")
+
+
+def test_checkpoint_is_no_output(tmp_path) -> None:
+    (tmp_path / "files.json").write_text("{}")
+    for check in (check_directory, lambda path, _: check_output(path / "scores.json")):
+        with pytest.raises(InputError, match=f"{tmp_path}: is a checkpoint. Name another"):
+            check(tmp_path, "--output")
+
+
+def test_files_of_the_system_are_no_outputs(tmp_path) -> None:
+    (tmp_path / "link").symlink_to("/dev")
+    for path in ("/dev/new", "/proc/new", "/sys/new", tmp_path / "link" / "new"):
+        with pytest.raises(InputError, match=f"{path}: no files can be created in /(dev|proc|sys)"):
+            check_output(path)
 
 
 def test_open_output_replaces_nothing_on_failure(tmp_path) -> None:

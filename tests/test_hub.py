@@ -308,6 +308,24 @@ def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, c
     assert "the Hub takes models of Hugging Face" in capsys.readouterr().err
 
 
+def test_folders_of_sentence_transformers_are_written_and_read(server, tmp_path) -> None:
+    (tmp_path / "token").write_text(server.token)
+    source = tmp_path / "source"
+    contents = {
+        name: name.encode()
+        for name in ("config.json", "1_Pooling/config.json", "2_Dense/model.safetensors")
+    }
+    for name, content in contents.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
+    hub.create_repository("hf://lab/pooled")
+    hub.upload(source, "hf://lab/pooled")
+    assert server.files["lab/pooled"] == contents
+    server.files["lab/pooled"]["model.safetensors"] = b"weights"
+    opened = hub.model_path("hf://lab/pooled")
+    assert {name: (opened / name).read_bytes() for name in contents} == contents
+
+
 def test_convert_deletes_what_would_be_loaded_instead(server, tmp_path, capsys) -> None:
     stale = [
         *("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),

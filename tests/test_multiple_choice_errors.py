@@ -9,7 +9,9 @@ from data_errors import arguments, check_train_error, jsonl, publish, write
 
 import bertjax
 from bertjax.config.config import Config
+from bertjax.inference.predictor import Predictor
 from bertjax.tasks import registry
+from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 
 SWAG = "sent1,sent2,ending0,ending1,label\nba,do,ki,lu,0\nme,no,ra,si,1\n"
@@ -72,6 +74,14 @@ def test_unread_settings_and_keys_are_rejected(models) -> None:
         bertjax.load(models / "multiple_choice").predict(question)
 
 
+def test_choices_of_any_name_are_displayed(models) -> None:
+    predictor = Predictor(models / "multiple_choice")
+    question = {"context": "ba", "endings": ["do", "ki"]}
+    (answer,) = predictor.predict([PredictInput("", question)], return_all_scores=True)
+    _, bars = predictor.pipeline.display(question, answer)
+    assert {name for name, _ in bars["scores"]} == {"do", "ki"}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -80,6 +90,11 @@ def test_unread_settings_and_keys_are_rejected(models) -> None:
             "in.jsonl",
             jsonl({"context": "a", "choices": ["x"]}),
             "line 1: a question needs two choices and has 1",
+        ),
+        (
+            "in.jsonl",
+            jsonl({"context": "a", "choices": {"text": ["x", "y"], "label": 5}}),
+            "line 1: the 'label' of column 'choices' is 5. Write a list of names",
         ),
         ("in.csv", "sent1,ending0\nba,do\n", "in.csv:2: a question needs two choices"),
     ],

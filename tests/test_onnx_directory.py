@@ -26,6 +26,7 @@ from data_pipelines.errors import InputError
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+from bertjax.inference.export import quantization  # noqa: E402 (imports onnx)
 from bertjax.inference.export.onnx_model import write_onnx  # noqa: E402 (imports onnx)
 from bertjax.inference.onnx_directory import OnnxModel  # noqa: E402
 
@@ -158,10 +159,23 @@ def test_onnxruntime_has_a_thread_for_each_core_of_the_process(encoder, tmp_path
     assert limited == (1 if os.cpu_count() != 1 else 0)  # 0 is onnxruntime's default
 
 
+def test_int8_gate_compares_scores_of_a_regression_by_their_variance() -> None:
+    expected = [0.0, 1.0, 4.0, 5.0]
+    assert quantization._explained_variance(expected, expected) == 1
+    shifted = [score + 0.1 for score in expected]
+    assert quantization._explained_variance(expected, shifted) == pytest.approx(1 - 0.04 / 17)
+    assert quantization._explained_variance(expected, expected[::-1]) == 0
+    with pytest.raises(InputError, match="all inputs have one score"):
+        quantization._explained_variance([1.0, 1.0], [1.0, 2.0])
+
+
 def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
     exported = tmp_path / "exported"
     write_onnx(encoder, exported)
     before = find_version(OnnxModel(exported))
+    link = tmp_path / "模型 1"  # the version is in a header of HTTP
+    link.symlink_to(exported)
+    assert re.fullmatch(r"%E6%A8%A1%E5%9E%8B%201-\w+", find_version(OnnxModel(link)))
     (exported / "config.json").write_text((exported / "config.json").read_text() + "\n")
     assert find_version(OnnxModel(exported)) != before
     (exported / "model.onnx").write_bytes(b"no graph")

@@ -13,15 +13,19 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from conftest import LONG
+from etils import epath
 from prometheus_client.parser import text_string_to_metric_families
 from served_models import LIMITS, exchange, send, wait_until
 from test_interface import write_model
 from test_serve import be_patient, start_server
+from tf1_files import write_checkpoint
 
 import bertjax
 from bertjax.errors import CommandError
@@ -230,6 +234,16 @@ def test_reload_under_load_loses_no_request_and_marks_each_answer(versions, tmp_
     assert not wrong, wrong[:3]
     assert statuses == {200: sent} and sum(seen.values()) == sent
     assert seen.keys() == {first, second}
+
+
+def test_prefix_of_tf1_has_a_version(tmp_path) -> None:
+    prefix = epath.Path(tmp_path) / "bert_model.ckpt"
+    write_checkpoint(tmp_path / prefix.name, {"global_step": np.array(7)})
+    model = SimpleNamespace(path=prefix, digest="a")
+    before = models_module.find_version(model)
+    assert before.startswith("bert_model.ckpt-")
+    (tmp_path / "vocab.txt").write_text("[PAD]")
+    assert models_module.find_version(model) != before
 
 
 def test_version_that_is_replaced_gets_no_more_requests(versions, monkeypatch) -> None:

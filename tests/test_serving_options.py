@@ -1,6 +1,7 @@
 """Options of the server: limits, hosts, origins and names of models."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 from collections.abc import Iterator
@@ -114,6 +115,24 @@ def test_browser_may_send_json_from_an_allowed_page_only(port) -> None:
     assert "content-type" in headers["Access-Control-Allow-Headers"].lower()
     status, headers = request(port, "OPTIONS", Host="localhost", Origin="http://evil", **asked)
     assert status == 403 and "Access-Control-Allow-Origin" not in headers
+
+
+def test_server_has_as_many_connections_as_its_limit(tmp_path) -> None:
+    limits = dataclasses.replace(LIMITS, max_connections=1, timeout_seconds=12.5)
+    with bind_socket("127.0.0.1", 0) as listener:
+        server = ModelServer(listener, {DEFAULT_MODEL: tmp_path / "missing"}, limits)
+        port = listener.getsockname()[1]
+        assert server._server.config.timeout_keep_alive == 13
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
+        for _ in range(2):
+            line.request("GET", "/health")
+            response = line.getresponse()
+            assert response.status == 200 and response.read()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as second:
+            second.request("GET", "/health")
+            assert second.getresponse().status == 503
+        line.close()
+        server.close()
 
 
 def test_server_answers_before_its_models_are_loaded(port) -> None:

@@ -107,7 +107,7 @@ def check_output(path: "epath.PathLike") -> None:
 
     Raises:
       InputError: the path is a directory or a device, or its directory does not exist or belongs
-        to the system (/proc, /sys).
+        to the system (/proc, /sys, /dev), or is a checkpoint.
     """
     from etils import epath
 
@@ -121,6 +121,7 @@ def check_output(path: "epath.PathLike") -> None:
     if not is_remote(path) and not path.parent.is_dir():
         raise InputError(f"{path}: {path.parent} is not a directory. Create it.")
     _refuse_system_directory(path)
+    _refuse_checkpoint(path.parent)
 
 
 def check_new_file(path: str) -> None:
@@ -140,12 +141,13 @@ def check_directory(path: "epath.PathLike", name: str) -> None:
 
     Raises:
       InputError: the path or one of its parents is a file or a dangling link, or belongs to the
-        system (/proc, /sys).
+        system (/proc, /sys, /dev), or it is a checkpoint.
     """
     from etils import epath
 
     path = epath.Path(path)
     _refuse_system_directory(path)
+    _refuse_checkpoint(path)
     # A bucket has no directories that could be files.
     for place in [path] if is_remote(path) else [path, *path.parents]:
         if os.path.islink(place) and not place.exists():
@@ -158,10 +160,22 @@ def check_directory(path: "epath.PathLike", name: str) -> None:
 
 
 def _refuse_system_directory(path: "epath.Path") -> None:
-    """Raise InputError for a path in /proc or /sys, where not even root can create files."""
-    place = "/" if is_remote(path) else "/".join(os.path.realpath(path).split("/")[:2])
-    if place in ("/proc", "/sys"):
-        raise InputError(f"{path}: no files can be created in {place}. Name another place.")
+    """Raise InputError for a path in /proc, /sys or /dev, whose files are not ordinary ones.
+
+    The path itself counts, and what links lead to: /dev/stdout may be a link to a file.
+    """
+    for absolute in [] if is_remote(path) else [os.path.abspath(path), os.path.realpath(path)]:
+        place = "/".join(absolute.split("/")[:2])
+        if place in ("/proc", "/sys", "/dev"):
+            raise InputError(f"{path}: no files can be created in {place}. Name another place.")
+
+
+def _refuse_checkpoint(directory: "epath.Path") -> None:
+    """Raise InputError for a checkpoint, which another file would damage."""
+    from bertjax.checkpointing.integrity import MANIFEST_FILE
+
+    if (directory / MANIFEST_FILE).exists():
+        raise InputError(f"{directory}: is a checkpoint. Name another directory.")
 
 
 def as_json(content: object, indent: int | None = None) -> str:

@@ -38,6 +38,7 @@ _DECODER, _MLM_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
 # ignores them.
 _DECODER_KIND, _LABEL_SETS = "bertjax_decoder", "bertjax_label_sets"
 _HISTORY = "bertjax_history"
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _log = logging.getLogger("bertjax")
 
 # Fields of config.json that BertConfig has under the same names.
@@ -175,6 +176,12 @@ def finish_model(
     if problem is None:
         regression = count == 1 and head == "sequence_classification"
         problem = "regression" if regression else "single_label_classification"
+        if regression and not _names_activation(config_dict):
+            warn_once(
+                (str(path), "sigmoid"),
+                f"{path}: a number is returned. Transformers' pipeline and CrossEncoder apply a "
+                "sigmoid to it: config.json has neither problem_type nor an activation function.",
+            )
     if problem == "regression" and count != 1:
         raise InputError(
             f"{path}: regression has {count} outputs, bertjax supports one. Give such a model."
@@ -187,6 +194,12 @@ def finish_model(
         )
     config = dataclasses.replace(config, num_labels=count)
     return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
+
+
+def _names_activation(config_dict: Mapping[str, Any]) -> bool:
+    settings = config_dict.get("sentence_transformers")
+    is_named = isinstance(settings, Mapping) and "activation_fn" in settings
+    return is_named or "sbert_ce_default_activation_function" in config_dict
 
 
 def has_labels(config_dict: Mapping[str, Any]) -> bool:
@@ -299,6 +312,9 @@ def _label_fields(model: NumpyModel) -> dict[str, Any]:
     fields["label2id"] = {label: i for i, label in enumerate(labels)}
     if model.labeled_head == "sequence_classification":
         fields["problem_type"] = model.problem_type
+    if model.problem_type == "regression":  # else CrossEncoder applies a sigmoid
+        fields["sentence_transformers"] = {"activation_fn": _IDENTITY}
+        fields["sbert_ce_default_activation_function"] = _IDENTITY  # before version 4
     return fields
 
 

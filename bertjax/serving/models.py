@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import threading
+import urllib.parse
 from concurrent.futures import Future
 
 from etils import epath
@@ -170,14 +171,16 @@ class ServedModel:
 def find_version(model: AnyModel) -> str:
     """Return the name of a model's directory with the beginning of a digest of its files.
 
-    The name of a checkpoint's directory is its step.
+    The name of a checkpoint's directory is its step. HTTP's headers are ASCII, so other characters
+    are escaped as in addresses.
     """
     digest, path = model.digest, model.path
     # A checkpoint's digest is one of all its files.
     if is_onnx(path) or find_format(path) != "bertjax":
         content = hashlib.sha256(digest.encode())
-        for file in sorted(path.iterdir()):
+        directory = path if path.is_dir() else path.parent  # of a prefix of TF1
+        for file in sorted(directory.iterdir()):
             if file.is_file() and file.stat().length <= _MAX_SETTINGS_BYTES:
                 content.update(file.read_bytes())
         digest = content.hexdigest()
-    return f"{path.name}-{digest[:_DIGEST_CHARS]}"
+    return f"{urllib.parse.quote(path.name)}-{digest[:_DIGEST_CHARS]}"

@@ -1,6 +1,7 @@
 """HTTP server of models."""
 
 import logging
+import math
 import queue
 import socket
 import threading
@@ -91,7 +92,8 @@ class ModelServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=limits.max_connections,
+            timeout_keep_alive=math.ceil(limits.timeout_seconds),  # the protocol's is as long
+            limit_concurrency=limits.max_connections + 1,  # which uvicorn does not reach
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # without errors of clients

@@ -141,8 +141,9 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the answer, and a chart of all choices."""
-        assert not isinstance(content, str)
-        bars = bar_block(zip(content["choices"], answer["scores"], strict=True))
+        row = _to_table_row(PredictInput("input", content))
+        (question,) = dataset_from_rows("input", [row], False).questions
+        bars = bar_block(zip(question.choices, answer["scores"], strict=True))
         return [text_block(answer["answer"]), bars]
 
 

@@ -1,13 +1,14 @@
 """The directory beside an output in which it is made, held by one process at a time."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from etils import epath
 
 from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
 from data_pipelines.errors import InputError
-from data_pipelines.paths import remove_empty
+from data_pipelines.paths import is_remote, remove_empty
 
 
 @contextlib.contextmanager
@@ -71,8 +72,15 @@ def new_directory(output: epath.Path, option: str) -> Iterator[epath.Path]:
       option: argument that names it, for errors.
 
     Raises:
-      InputError: `output` is not empty, or another process makes it.
+      InputError: `output` is not empty, cannot be replaced, or another process makes it.
     """
+    if not is_remote(output) and (
+        os.path.islink(output) or os.path.ismount(output) or not output.name
+    ):
+        raise InputError(
+            f"{output}: a link, a mount point or the current directory, which cannot be replaced. "
+            f"Name a new directory for {option}, such as {output / 'model'}."
+        )
     with exclusive_draft(output, option) as (folder, lock):
         draft = folder / "model"
         if draft.exists():

@@ -168,7 +168,13 @@ def _parse_choices(row: TableRow) -> tuple[list[Any], list[str]]:
     if isinstance(values, str):
         values = parse_list(values)
     if isinstance(values, dict) and isinstance(values.get("text"), list):
-        return values["text"], [label_text(name) for name in values.get("label") or ()]
+        labels = values.get("label") or []
+        if not isinstance(labels, list):
+            raise InputError(
+                f"{row.location}: the 'label' of column 'choices' is {labels!r}. Write a list of "
+                "names."
+            )
+        return values["text"], [label_text(name) for name in labels]
     if not isinstance(values, list):
         raise InputError(
             f"{row.location}: column 'choices' is {row.value('choices')!r}. Write a list of texts."

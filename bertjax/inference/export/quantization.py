@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,15 +119,27 @@ def _compare_answers(
     found = itertools.chain.from_iterable(
         pipeline.predict(run, [item for _, item in chunk]) for _, chunk in chunks
     )
-    changed, largest = [], 0.0
+    changed, largest, scores = [], 0.0, list[tuple[float, float]]()
     for item, answer, other in zip(inputs, predictor.predict(inputs), found, strict=True):
         differences = list(_differences(answer, other))
         if None in differences:
             changed.append(item.location)
         else:
             largest = max([largest, *(x for x in differences if x is not None)])
+        scores.append((answer.get("score", 0.0), other.get("score", 0.0)))
     agreement = 1 - len(changed) / len(inputs)
+    if getattr(pipeline.objective, "problem_type", "") == "regression":
+        agreement = min(agreement, _explained_variance(*zip(*scores, strict=True)))
     return Comparison(len(inputs), agreement, largest, changed[0] if changed else "")
+
+
+def _explained_variance(expected: Sequence[float], found: Sequence[float]) -> float:
+    """Return the share of the variance of scores that other scores explain (R^2), at least 0."""
+    deviations = np.subtract(expected, np.mean(expected))
+    if not np.any(deviations):
+        raise InputError("--int8: all inputs have one score. Give inputs with different scores.")
+    errors = np.subtract(expected, found)
+    return max(0.0, 1 - float(np.sum(errors**2) / np.sum(deviations**2)))
 
 
 def _compare_embeddings(

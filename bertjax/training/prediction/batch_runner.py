@@ -16,6 +16,8 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import bucket_size
 
+_MAX_GENERATE_PROGRAMS = 256  # more than a server compiles beforehand
+
 
 class BatchRunner:
     """Programs of a model that compute batches of any shape; each shape compiles one.
@@ -106,7 +108,20 @@ class BatchRunner:
                 if decoding
                 else functions.compile_predict_step(shapes)
             )
-        return self._compiled[key]
+        program = self._compiled[key]
+        if decoding:
+            self._forget_unused(key)
+        return program
+
+    def _forget_unused(self, key: Any) -> None:
+        """Delete the programs of generation that were used longest ago, above a number.
+
+        Requests choose numbers such as a temperature, of which each value has its own program.
+        """
+        self._compiled[key] = self._compiled.pop(key)  # the last one
+        generating = [other for other in self._compiled if other[0] is not None]
+        for other in generating[:-_MAX_GENERATE_PROGRAMS]:
+            del self._compiled[other]
 
 
 def _process_part(array: np.ndarray) -> np.ndarray:
