@@ -1,8 +1,17 @@
 """Libraries that only some functions need."""
 
+import importlib.metadata
 import importlib.util
 
 from data_pipelines.errors import InputError
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None without it."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def check_installed(user: str, *libraries: str, install: str) -> None:

@@ -133,6 +133,10 @@ def test_prepare_ends_no_sentence_within_a_span(tmp_path) -> None:
             {"text": "dokiba", "entities": [{"start": 2, "end": 6}]},
             "span 2 to 6, 'kiba', begins or ends within a word. Fix",
         ),
+        (
+            {"text": "ba do \u200d", "entities": [{"start": 6, "end": 7}]},
+            "has no tokens. Remove it",
+        ),
     ],
     ids=str,
 )
@@ -141,6 +145,13 @@ def test_prepare_rejects_spans(line: dict, message: str, tmp_path) -> None:
     with pytest.raises(InputError, match=message) as error:
         prepare([path], TOKENIZER, tmp_path / "corpus", OPTIONS, workers=1)
     assert str(error.value).startswith(f"{path}:1: ") and "\n" not in str(error.value)
+
+
+def test_prepare_takes_texts_without_spans(tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", annotate(("ba do.", "")), annotate(("ki me no.", "")))
+    options = CorpusOptions(0, num_shards=1, read_options=ReadOptions(spans="entities"))
+    prepare([path], TOKENIZER, tmp_path / "corpus", options, workers=1)
+    assert entities_of(tmp_path / "corpus") == [[], []]
 
 
 def test_prepare_rejects_spans_of_other_inputs(tmp_path) -> None:

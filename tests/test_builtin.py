@@ -85,6 +85,14 @@ def test_documents_contain_prose_and_no_code(installation: pathlib.Path) -> None
     assert ["\n".join(document) for document in builtin.documents()] == [EXPECTED]
 
 
+def test_signature_changes_with_the_installation(installation: pathlib.Path) -> None:
+    install(installation / "lib" / "module.py", MODULE)
+    before = builtin.signature()
+    assert builtin.signature() == before
+    install(installation / "lib" / "other.py", MODULE)
+    assert builtin.signature() != before
+
+
 def test_documents_skip_repeated_paragraphs(installation: pathlib.Path) -> None:
     for name in ("lib/a.py", "lib/b.py", "site-packages/c.py"):
         install(installation / name, MODULE)

@@ -5,11 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from conftest import TOKENIZER
 
 from bertjax.cli.main import main
 from bertjax.reports import corpus as corpus_report
 from bertjax.reports.corpus import describe_corpus
 from bertjax.reports.writer import write_report
+from data_pipelines.corpus.options import CorpusOptions
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.corpus_statistics import compute_corpus_statistics, shard_imbalance
@@ -57,6 +60,15 @@ def test_packing_statistics_equal_those_of_training(corpus, statistics) -> None:
     assert packing.random_fraction == pytest.approx(np.mean(labels), abs=0.05)
     seen = packing.seen_fractions
     assert list(seen) == sorted(seen) and seen[0] > 0.95 and seen[2] > 0.999
+
+
+def test_statistics_of_uneven_shards(tmp_path) -> None:
+    text = tmp_path / "a.txt"
+    documents = ["\n".join(["ba do ki."] * 900), *["\n".join(["me no."] * 6)] * 12]
+    text.write_text("\n\n".join(documents))
+    prepare([str(text)], TOKENIZER, tmp_path / "corpus", CorpusOptions(0, num_shards=2))
+    (packing,) = compute_corpus_statistics(tmp_path / "corpus", [32]).packing
+    assert packing.nonpad_fraction > 0.8 and packing.seen_fractions[2] > 0.99
 
 
 def test_statistics_have_the_scripts_of_letters(statistics) -> None:

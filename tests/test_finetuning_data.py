@@ -12,6 +12,7 @@ from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
+from bertjax.tasks.finetuning_data import find_files
 from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
@@ -58,6 +59,15 @@ def test_number_of_labels_is_that_of_the_data(kind: str, count: int, folder) -> 
         assert task_of(config).config.model.num_labels == count
     with pytest.raises(InputError, match=f"^model.num_labels=4: the data have {count}"):
         task_of(toy_tasks.configuration(kind, folder, model__num_labels=4))
+
+
+def test_eval_sets_of_one_stem_have_the_names_of_their_files(folder, tmp_path) -> None:
+    for name in ("dev.csv", "dev.tsv", "test.csv"):
+        (tmp_path / name).touch()
+    config = toy_tasks.configuration("single_label", tmp_path, data__eval_file="dev.*")
+    assert [name for name, _ in find_files(config, "eval", "")] == ["dev.csv", "dev.tsv"]
+    config = toy_tasks.configuration("single_label", tmp_path, data__eval_file="*.csv")
+    assert [name for name, _ in find_files(config, "eval", "")] == ["dev", "test"]
 
 
 def test_labels_do_not_depend_on_row_order(folder, tmp_path) -> None:

@@ -84,6 +84,19 @@ def test_invalid_utf8_is_rejected_with_its_offset(
     assert str(caught.value) == expected
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_one_bad_line_changes_no_other(tmp_path: pathlib.Path, line_end: str) -> None:
+    documents = [[f"Line {i} of {number}." for i in range(5)] for number in range(200)]
+    lines = (line_end * 2).join(line_end.join(document) for document in documents)
+    content = lines.encode().replace(b"Line 2 of 7.", b"Line 2 of \xe9.")
+    path = save(tmp_path / "a.txt", content)
+    del documents[7][2]
+    assert [d for d in read(path, max_bad_fraction=0.01) if d] == documents
+    path = save(tmp_path / "b.txt", content.replace(b"Line 3 of 8.", b"\xe9"))
+    with pytest.raises(InputError, match=f"byte {content.index(0xE9)} is not UTF-8"):
+        read(path, max_bad_fraction=0.0005)
+
+
 def test_an_incomplete_character_at_the_end_is_rejected(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match="byte 4 is not UTF-8"):
         read(save(tmp_path / "a.txt", "text語".encode()[:-1]))

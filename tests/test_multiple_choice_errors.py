@@ -13,6 +13,8 @@ from bertjax.inference.predictor import Predictor
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.multiple_choice import dataset_from_rows
+from data_pipelines.finetuning.table import read_table
 
 SWAG = "sent1,sent2,ending0,ending1,label\nba,do,ki,lu,0\nme,no,ra,si,1\n"
 T = "DIR/train"
@@ -72,6 +74,13 @@ def test_unread_settings_and_keys_are_rejected(models) -> None:
     with pytest.raises(InputError, match="does not read the key 'contxt'"):
         question = {"context": "ba", "choices": ["do", "ki"], "contxt": "lu"}
         bertjax.load(models / "multiple_choice").predict(question)
+
+
+def test_nan_is_no_choice(tmp_path) -> None:
+    row = '{"sent1": "ba", "sent2": NaN, "ending0": "do", "ending1": "ki", "ending2": NaN}'
+    (tmp_path / "a.jsonl").write_text(row)
+    (question,) = dataset_from_rows("a", read_table(tmp_path / "a.jsonl"), False).questions
+    assert question.choices == ("do", "ki")
 
 
 def test_choices_of_any_name_are_displayed(models) -> None:

@@ -44,6 +44,13 @@ def test_columns_without_a_header_may_be_named_by_numbers(tmp_path) -> None:
     assert (data.texts, data.values) == (["One sang.", "Sang one."], ["1", "0"])
 
 
+def test_ids_are_row_numbers_also_behind_bad_rows() -> None:
+    values = [("hello", "a"), ("", "b"), ("foo", "b"), ("bar", None), ("baz", "a")]
+    rows = [TableRow(f"t.csv:{i}", {"text": t, "label": y}) for i, (t, y) in enumerate(values, 2)]
+    data = dataset_from_rows("t.csv", rows, CLASS, True, max_bad_fraction=0.5)
+    assert (data.texts, data.ids) == (["hello", "foo", "baz"], ["0", "2", "4"])
+
+
 def test_from_rows_joins_columns_of_a_text() -> None:
     columns = TableColumns(
         split_column_names("title+body"), split_column_names("answer"), "label", "id"

@@ -239,6 +239,7 @@ def test_reload_under_load_loses_no_request_and_marks_each_answer(versions, tmp_
 def test_prefix_of_tf1_has_a_version(tmp_path) -> None:
     prefix = epath.Path(tmp_path) / "bert_model.ckpt"
     write_checkpoint(tmp_path / prefix.name, {"global_step": np.array(7)})
+    (tmp_path / "bert_config.json").write_text("{}")
     model = SimpleNamespace(path=prefix, digest="a")
     before = models_module.find_version(model)
     assert before.startswith("bert_model.ckpt-")

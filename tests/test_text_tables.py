@@ -1,6 +1,7 @@
 """Tables of text: CSV and TSV as input of pre-training."""
 
 import pathlib
+import time
 
 import pytest
 from document_files import every_compression, read, save
@@ -89,6 +90,31 @@ def test_text_is_no_table(tmp_path: pathlib.Path, name: str, text: str) -> None:
     expected = [block.split("\n") for block in text.strip("\n").split("\n\n")]
     expected = [[line.strip() for line in block] for block in expected]
     assert read(save(tmp_path / name, text)) == expected
+
+
+@pytest.mark.parametrize("later", ["", '1800,"Quoted."\n', '1800,"Quoted.\nTwice."\n'])
+def test_an_open_quote_damages_its_own_row_alone(tmp_path: pathlib.Path, later: str) -> None:
+    rows = [f"{i},Text {i}.\n" for i in range(2000)]
+    rows[1000] = '1000,"He said hello\n'
+    rows[1800] = later or rows[1800]
+    path = save(tmp_path / "a.csv", "id,text\n" + "".join(rows))
+    with pytest.raises(InputError, match=r"a\.csv:1002: not a row"):
+        read(path)
+    expected = [[f"Text {i}."] for i in range(2000)]
+    expected[1800] = ["Quoted.", "Twice."] if "Twice" in later else expected[1800]
+    expected[1800] = ["Quoted."] if later == '1800,"Quoted."\n' else expected[1800]
+    del expected[1000]
+    assert [d for d in read(path, max_bad_fraction=0.01) if d] == expected
+
+
+def test_open_quotes_of_tsv_take_linear_time(tmp_path: pathlib.Path) -> None:
+    seconds = []
+    for count in (2_000, 16_000):
+        path = save(tmp_path / f"{count}.tsv", "id\ttext\n" + '1\t"He said\n' * count)
+        start = time.process_time()
+        assert read(path) == [['"He said']] * count
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 24 * seconds[0]
 
 
 def test_damaged_rows_are_bad_records(tmp_path: pathlib.Path) -> None:

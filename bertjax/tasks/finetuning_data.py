@@ -87,7 +87,8 @@ def find_files(config: Config, split: str, default_name: str) -> list[tuple[str,
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:
         raise InputError(f"data.{split}_file={path}: {len(paths)} files match. Name one.")
-    return [(path.stem, path) for path in paths]
+    stems = {path.stem for path in paths}
+    return [(path.stem if len(stems) == len(paths) else path.name, path) for path in paths]
 
 
 def find_tables(

@@ -144,19 +144,22 @@ def make_encoder(
 
     def encode(documents: list[AnnotatedText]) -> tuple[np.ndarray, bytes]:
         bounds = [_sentence_bounds(document) for document in documents]
-        segments, is_span = [], []
+        segments, is_span, locations = [], [], []
         counts = []  # segments of each sentence
         for document, sentences in zip(documents, bounds, strict=True):
             for sentence in sentences:
                 parts = list(_segments(document, *sentence))
                 segments += [text for text, _ in parts]
                 is_span += [marked for _, marked in parts]
+                locations += [document.location] * len(parts)
                 counts.append(len(parts))
         tokens, lengths = encoder(segments)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = np.cumsum([0, *counts])
         _check_words(documents, bounds, tokens, ends[first], encoder)
         marked = np.flatnonzero(np.array(is_span, bool))
+        for i in marked[lengths[marked] == 0][:1]:
+            raise InputError(f"{locations[i]}: span {segments[i]!r} has no tokens. Remove it.")
         return index_documents(
             [document.text for document in documents],
             [len(sentences) for sentences in bounds],
@@ -224,6 +227,8 @@ def _check_words(
         )
     ]
     annotated = [item for item in sentences if item[1].spans_within(item[2], item[3])]
+    if not annotated:
+        return
     texts = [_LINE_END.sub(" ", document.text[a:b]) for _, document, a, b in annotated]
     ids, lengths = encoder(texts)
     for (number, document, a, b), whole in zip(

@@ -47,8 +47,10 @@ from data_pipelines.corpus.shards import (
 from data_pipelines.corpus.spool import Position, Spool
 from data_pipelines.corpus.staging import spool_directory, staging_directory
 from data_pipelines.errors import InputError
+from data_pipelines.libraries import installed_version
 from data_pipelines.parallel import group_by_size, ordered_map
 from data_pipelines.paths import is_remote
+from data_pipelines.text import builtin
 from data_pipelines.text.layouts import Notices
 from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
 from data_pipelines.text.sources import BUILTIN, ReadOptions, read_source, resolve_inputs
@@ -152,6 +154,7 @@ def _spool_identity(
         filters.languages,
         filters.near_dedup,
         filters.library_versions,
+        installed_version("mwparserfromhell"),  # reads the markup of Wikipedia
         [_file_signature(source) for source in sources],
     ]
     return json.dumps(identity)
@@ -159,7 +162,9 @@ def _spool_identity(
 
 def _file_signature(source: str) -> list[str | int]:
     """Return name, size and modification time of a source."""
-    if source == BUILTIN or source.startswith(TFDS):
+    if source == BUILTIN:
+        return [source, builtin.signature()]
+    if source.startswith(TFDS):
         return [source]
     if is_remote(source):
         remote = epath.Path(source).stat()

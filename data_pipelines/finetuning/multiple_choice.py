@@ -193,7 +193,7 @@ def _choice_text(row: TableRow, description: str, value: Any) -> str:
 
 def _optional_text(row: TableRow, column: str) -> str:
     value = row.values.get(column)
-    return "" if value is None else str(value).strip()
+    return "" if value is None or value != value else str(value).strip()  # NaN is no value
 
 
 def encode_questions(

@@ -215,6 +215,9 @@ def dataset_from_rows(
             kept.append(row)
     check_bad_rows(bad, len(bad) + len(kept), max_bad_fraction or 0.0)
     ids = [row.text((columns.id,)) for row in kept] if columns.id else None
+    if bad and ids is None:
+        numbers = {id(row): str(number) for number, row in enumerate(rows)}
+        ids = [numbers[id(row)] for row in kept]
     locations = [row.location for row in kept]
     if ids is not None:
         check_unique_ids(ids, locations, "example")

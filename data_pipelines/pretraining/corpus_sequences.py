@@ -106,6 +106,8 @@ class CorpusSequences:
       sequences_in_flight: number of sequences made at the same time, about.
       broadcast: takes a function of `size` integers and `size`; returns, on every process, its
         result on process 0.
+      group_per_shard: have a stream for each shard, as a sample of them needs it. Otherwise streams
+        share shards if these are too uneven.
 
     Attributes:
       sequences_per_epoch: sequences of one pass of all streams together.
@@ -119,11 +121,14 @@ class CorpusSequences:
         stream_ids: Iterable[int],
         sequences_in_flight: int,
         broadcast: Broadcast,
+        group_per_shard: bool = False,
     ) -> None:
         self._corpus, self._options = corpus, options
         self._training = corpus.split == "train"
         self._infos = corpus.shard_infos
         self._groups = self._count_groups(num_streams) if self._training else 1
+        if group_per_shard:
+            self._groups = num_streams
         self._streams_per_group = num_streams // self._groups
         stream_ids = sorted(stream_ids)
         self._has_pairs = corpus.max_pair_length > 0 and options.objective == "mlm_nsp"

@@ -112,7 +112,13 @@ def _packing_statistics(
     options = PretrainingOptions(max_seq_length, batch_size=1)
     # One stream per shard, so that only the sampled shards are opened.
     source = CorpusSequences(
-        corpus, options, len(corpus.shard_infos), sampled, 1, lambda make, size: make()
+        corpus,
+        options,
+        len(corpus.shard_infos),
+        sampled,
+        1,
+        lambda make, size: make(),
+        group_per_shard=True,
     )
     seen = [np.zeros(len(shard.tokens), bool) for shard in shards]
     seen_fractions = []

@@ -6,6 +6,7 @@ same text in the same order.
 """
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import itertools
@@ -55,8 +56,22 @@ def documents() -> Iterator[list[str]]:
             yield document
 
 
+def signature() -> str:
+    """Return a hex digest of names, sizes and times of the files that the corpus is made of."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in (_topics_path(), *_modules()):
+        with contextlib.suppress(OSError):  # as `documents` skips it
+            status = path.stat()
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _topics_path() -> Path:
+    return Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py")
+
+
 def _topics() -> Iterator[list[str]]:
-    path = Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py")
+    path = _topics_path()
     if not path.exists():
         return
     for statement in ast.parse(path.read_bytes()).body:

@@ -7,6 +7,7 @@ import bz2
 import codecs
 import itertools
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BLOCK = 1 << 16  # bytes read at a time
 MAX_LINE_MB = 64
 MAX_EXPANSION = 300  # beyond 64 MiB; text shrinks to a hundredth at most
@@ -90,11 +92,13 @@ def _decode(
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        lines = content.split(b"\n")
-        if len(lines) > 1:
-            for line in lines:
-                yield from _decode(path, line, offset, on_error)
-                offset += len(line) + 1
+        begin = 0
+        for line_end in _LINE_END.finditer(content):
+            line = content[begin : line_end.start()]
+            yield from _decode(path, line, offset + begin, on_error)
+            begin = line_end.end()
+        if begin:
+            yield from _decode(path, content[begin:], offset + begin, on_error)
             return
         on_error(
             InputError(f"{path}: byte {offset + error.start} is not UTF-8. Convert it to UTF-8.")

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -142,15 +143,36 @@ def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, Row]]:
     if delimiter == "\t":
         yield from _tab_rows(remaining, first)
         return
-    reader = csv.reader((f"{line}\n" for line in remaining), delimiter=delimiter, strict=True)
+    yield from _quoted_rows(remaining, first, delimiter)
+
+
+def _quoted_rows(lines: Iterator[str], number: int, delimiter: str) -> Iterator[tuple[int, Row]]:
+    """Yield rows whose cells may be in double quotes, with line ends in them.
+
+    After an error, as of an open quote, the line after the row's first one begins the next row.
+    """
+    pending: deque[str] = deque()  # lines to be read again
+    parts: list[str] = []  # of the row
+
+    def feed() -> Iterator[str]:
+        while (line := pending.popleft() if pending else next(lines, None)) is not None:
+            parts.append(line)
+            yield f"{line}\n"
+
+    reader = csv.reader(feed(), delimiter=delimiter, strict=True)
     while True:
-        number = first + reader.line_num
+        parts.clear()
         try:
-            yield number, next(reader)
-        except csv.Error as error:
-            yield number, str(error)
+            row: Row = next(reader)
         except StopIteration:
             return
+        except csv.Error as error:
+            row = str(error)
+            pending.extendleft(reversed(parts[1:]))
+            del parts[1:]
+            reader = csv.reader(feed(), delimiter=delimiter, strict=True)
+        yield number, row
+        number += len(parts)
 
 
 def _tab_rows(lines: Iterator[str], number: int) -> Iterator[tuple[int, Row]]:
@@ -160,10 +182,15 @@ def _tab_rows(lines: Iterator[str], number: int) -> Iterator[tuple[int, Row]]:
     line ends in it. Other quotes are text.
     """
     columns = 0
-    line = next(lines, None)
+    pending: deque[str] = deque()  # lines to be read again
+
+    def read() -> str | None:
+        return pending.popleft() if pending else next(lines, None)
+
+    line = read()
     while line is not None:
         row = line.split("\t") if line.strip() else []
-        following = next(lines, None)
+        following = read()
         size = 1  # lines of the row
         if line.startswith('"') or '\t"' in line:
             parts, quotes = [line], line.count('"')
@@ -176,13 +203,15 @@ def _tab_rows(lines: Iterator[str], number: int) -> Iterator[tuple[int, Row]]:
             ):
                 parts.append(following)
                 quotes += following.count('"')
-                following = next(lines, None)
+                following = read()
             try:
                 (row,) = csv.reader((f"{part}\n" for part in parts), delimiter="\t", strict=True)
                 size = len(parts)
             except (csv.Error, ValueError):
-                lines = itertools.chain(parts[2:], [] if following is None else [following], lines)
-                following = parts[1] if len(parts) > 1 else next(lines, None)
+                if len(parts) > 1:
+                    pending.extendleft(() if following is None else (following,))
+                    pending.extendleft(reversed(parts[2:]))
+                    following = parts[1]
         columns = columns or len(row)
         yield number, row
         number, line = number + size, following

@@ -1,12 +1,15 @@
 """Words and their columns in lines of text: columns, CSV, or sentences such as `in/IN Oslo/NNP`."""
 
 import csv
+import logging
 import re
 from collections.abc import Callable, Sequence
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.tag_schemes import OUTSIDE, is_tag
 from data_pipelines.finetuning.token_classification.columns import WordRow
+
+_log = logging.getLogger("data_pipelines")
 
 _DOCSTART = "-DOCSTART-"
 DOCUMENT_2012 = "#begin document"
@@ -15,6 +18,7 @@ CONLL_2012 = (
     *("lemma", "frameset", "sense", "speaker", "ner"),
 )  # more columns follow, as many as the sentence has predicates
 _SPACES = re.compile(r"[ \t\r\f\v]+")  # without the no-break space, which is part of a word
+_HASH_SPACE = re.compile(r"#+\s")  # begins a comment
 _BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*")  # with characters of no width
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -44,6 +48,7 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
     num_columns = len(CONLL_2012) if is_2012 else num_columns
     is_word = _hash_word_test(numbered, has_tabs, num_columns)
     rows: list[WordRow] = []
+    comments: list[str] = []  # that may be words
     sentence = document = 0
     for number, line in numbered:
         if _BLANK.fullmatch(line) or line.startswith((_DOCSTART, DOCUMENT_2012)):
@@ -55,6 +60,8 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
         if line.startswith("#") and not (
             len(values) == num_columns and (rows if num_columns == 1 else is_word(values))
         ):
+            if len(values) == num_columns and not _HASH_SPACE.match(line):
+                comments.append(line.strip())
             continue
         if len(values) != num_columns:
             raise InputError(
@@ -62,6 +69,12 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
                 "Write the same columns on every line, such as the word first and its tag last."
             )
         rows.append(WordRow(number, sentence, document, values))
+    if comments and num_columns > 1:
+        _log.warning(
+            "%s: %d lines that begin with # are comments, such as %r. If they are words, separate "
+            "the columns by tabs.",
+            *(name, len(comments), comments[0]),
+        )
     return _unquote(rows) if has_tabs else rows
 
 
