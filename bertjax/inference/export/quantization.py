@@ -120,15 +120,17 @@ def _compare_answers(
         pipeline.predict(run, [item for _, item in chunk]) for _, chunk in chunks
     )
     changed, largest, scores = [], 0.0, list[tuple[float, float]]()
+    is_regression = getattr(pipeline.objective, "problem_type", "") == "regression"
     for item, answer, other in zip(inputs, predictor.predict(inputs), found, strict=True):
         differences = list(_differences(answer, other))
         if None in differences:
             changed.append(item.location)
         else:
             largest = max([largest, *(x for x in differences if x is not None)])
-        scores.append((answer.get("score", 0.0), other.get("score", 0.0)))
+        if is_regression:
+            scores.append((answer["score"], other["score"]))
     agreement = 1 - len(changed) / len(inputs)
-    if getattr(pipeline.objective, "problem_type", "") == "regression":
+    if is_regression:
         agreement = min(agreement, _explained_variance(*zip(*scores, strict=True)))
     return Comparison(len(inputs), agreement, largest, changed[0] if changed else "")
 
