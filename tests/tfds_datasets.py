@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+_registered: set[str] = set()  # names of classes
+
 
 def register_builder(
     directory: pathlib.Path,
@@ -13,7 +15,9 @@ def register_builder(
     features: Mapping[str, Any],
     records: Mapping[str, list[dict]],
 ) -> None:
-    """Register a builder, `TinyText` as tfds:tiny_text.
+    """Register a builder, `TinyText` as tfds:tiny_text; a registered one stays.
+
+    A worker that takes tests over from others may set up a fixture of a module twice.
 
     Args:
       directory: where the data set is stored.
@@ -22,6 +26,9 @@ def register_builder(
       records: the records of each split.
     """
     tfds = pytest.importorskip("tensorflow_datasets")
+    if class_name in _registered:
+        return
+    _registered.add(class_name)
 
     class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
