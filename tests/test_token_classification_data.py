@@ -60,7 +60,7 @@ def test_parse_conll_skips_comments_and_keeps_hash_words() -> None:
 def test_parse_conll_counts_comments_that_may_be_words(caplog) -> None:
     text = "@ann USR\nlove VB\n#python HT\n! .\n\nI PRP\nsee VB\n#snow HT\n. .\n"
     assert [sentence.words for sentence in read(text)] == [["@ann", "love", "!"], ["I", "see", "."]]
-    assert "2 lines that begin with # are comments, such as '#python HT'." in caplog.text
+    assert "2 lines that start with # are comments, such as '#python HT'." in caplog.text
     caplog.clear()
     words = [sentence.words for sentence in read(text.replace(" ", "\t"))]
     assert words == [["@ann", "love", "#python", "!"], ["I", "see", "#snow", "."]]

@@ -319,7 +319,9 @@ class Config:
         if self.budget_seconds is None:
             total = to_steps("steps", self.steps, None, 1)
             if self.profile and self.profile_steps().start >= total:
-                raise InputError(f"profile={self.profile!r}: the run has {total} steps. Use fewer.")
+                raise InputError(
+                    f"profile={self.profile!r}: the run has {total} steps. Name earlier ones."
+                )
             decay = optimizer.decay_steps or total
             warmup = to_steps("optimizer.warmup", optimizer.warmup, total, 0)
             percent, unit = durations.parse_duration("optimizer.warmup", optimizer.warmup)

@@ -71,7 +71,7 @@ def read_line_rows(name: str, numbered: Sequence[tuple[int, str]]) -> list[WordR
         rows.append(WordRow(number, sentence, document, values))
     if comments and num_columns > 1:
         _log.warning(
-            "%s: %d lines that begin with # are comments, such as %r. If they are words, separate "
+            "%s: %d lines that start with # are comments, such as %r. If they are words, separate "
             "the columns by tabs.",
             *(name, len(comments), comments[0]),
         )
