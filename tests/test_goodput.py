@@ -84,6 +84,21 @@ def test_goodput_is_written_every_few_seconds_by_one_process(tmp_path, clock) ->
     assert (recorded.start, recorded.end, recorded.last_step) == (90, 106, 2)
 
 
+def test_goodput_that_cannot_be_written_is_one_warning_and_tried_again(
+    tmp_path, clock, caplog
+) -> None:
+    workdir = epath.Path(tmp_path)
+    session = GoodputClock(workdir, 90)
+    (tmp_path / GOODPUT_FILE).mkdir()
+    session.write()
+    session.write()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "The run continues." in caplog.text
+    (tmp_path / GOODPUT_FILE).rmdir()
+    session.write()
+    assert len(read_sessions(workdir)) == 1
+
+
 @pytest.mark.parametrize("text", ["", "[", "{}x", "[1]", '[{"start": 1}]', "7"])
 def test_read_sessions_ignores_a_damaged_file(tmp_path, caplog, text: str) -> None:
     (tmp_path / GOODPUT_FILE).write_text(text)

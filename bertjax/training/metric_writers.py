@@ -1,5 +1,6 @@
 """The trackers of a run, and the steps whose metrics they receive."""
 
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ from data_pipelines.paths import is_remote
 REMOTE_FLUSH_SECONDS = 60.0
 _EARLY_STEPS = {1, 11}  # steps of a process that are printed even if they are not logged
 _MAX_SILENCE_SECONDS = 60.0  # after which a single process prints a step
+_log = logging.getLogger("bertjax")
 
 
 class MetricWriters:
@@ -32,7 +34,8 @@ class MetricWriters:
 
     On a local disk everything that was written survives the death of the process. A remote file
     (gs://) cannot be appended to: its content stays in memory and replaces the file once a minute,
-    at the end and in `flush`. Call `flush` before a checkpoint is saved.
+    at the end and in `flush`. Call `flush` before a checkpoint is saved. If the storage is out of
+    reach in between, or at the end of a run that another error ends, that is a warning.
 
     Args:
       workdir: directory of the run.
@@ -85,8 +88,15 @@ class MetricWriters:
         scalars = {name: _to_scalar(value) for name, value in metrics.items()}
         for receiver in (*self._outputs, *self._trackers):
             receiver.log(step, split, scalars)
-        if time.monotonic() - self._last_flush >= self._flush_seconds:
+        if time.monotonic() - self._last_flush < self._flush_seconds:
+            return
+        try:
             self.flush()
+        except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
+            if not self._flush_seconds:
+                raise
+            self._last_flush = time.monotonic()
+            _log.warning("metrics not written: %s. They stay in memory until the next try.", error)
 
     def write_runs(self, step: int, split: str, metrics: Mapping[str, Metrics]) -> None:
         """Log metrics by run; the name "" stands for all of them or for the only one."""
@@ -138,6 +148,11 @@ class MetricWriters:
         try:
             for output in self._outputs:
                 output.close()
+        except Exception as error:
+            if not kind:
+                raise
+            # The error that ends the run decides its exit status.
+            _log.warning("the last metrics may be missing: %s.", error)
         finally:
             for tracker in self._trackers:
                 tracker.close(outcome)

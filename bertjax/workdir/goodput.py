@@ -1,9 +1,10 @@
 """Division of a run's wall time, over all restarts: WORKDIR/goodput.json.
 
 The file has one entry for each process that trained in the workdir. Process 0 replaces it every few
-seconds, so a killed process loses the last seconds, which count as downtime. Work that is repeated
-after a restart is lost work: steps up to the last one that was recorded before, and the data,
-evaluations and checkpoints among them.
+seconds, so a killed process loses the last seconds, which count as downtime. If it cannot, such as
+while a bucket is out of reach, the run goes on and it tries again. Work that is repeated after a
+restart is lost work: steps up to the last one that was recorded before, and the data, evaluations
+and checkpoints among them.
 """
 
 import contextlib
@@ -64,6 +65,7 @@ class GoodputClock:
         self._session.seconds["startup"] = now - self._session.start
         self._part, self._repeats = "startup", False
         self._last = self._last_write = time.monotonic()
+        self._failed = False
         self._data_seconds = 0.0
 
     def switch(self, part: str) -> str:
@@ -105,12 +107,19 @@ class GoodputClock:
         return {names[part]: seconds / whole for part, seconds in totals.items()}
 
     def write(self) -> None:
-        """Replace the file."""
+        """Replace the file; warn if that fails after it has worked."""
         self.switch(self._part)
         self._last_write = self._last
-        if self._active:
-            sessions = [dataclasses.asdict(s) for s in [*self._earlier, self._session]]
+        if not self._active:
+            return
+        sessions = [dataclasses.asdict(s) for s in [*self._earlier, self._session]]
+        try:
             atomic_write_text(self._path, json.dumps(sessions))
+            self._failed = False
+        except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
+            if not self._failed:
+                _log.warning("%s: not written: %s. The run continues.", self._path, error)
+            self._failed = True
 
     def _add(self, part: str, seconds: float) -> None:
         is_lost = self._repeats and part in _REPEATABLE
