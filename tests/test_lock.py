@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -53,6 +54,7 @@ with WorkdirLock(workdir):
 def workdir(tmp_path, monkeypatch) -> epath.Path:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 0.5)
     return epath.Path(tmp_path) / "run"
 
 
@@ -149,6 +151,18 @@ def test_lock_with_heartbeats_from_elsewhere_is_left_alone(workdir, monkeypatch)
         WorkdirLock(workdir).__enter__()
     first.check()
     first.__exit__(None, None, None)
+
+
+def test_lock_of_a_preempted_run_elsewhere_is_taken_once_it_has_saved(workdir, monkeypatch) -> None:
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_machine_id", lambda: "another")
+        first = WorkdirLock(workdir).__enter__()
+    timer = threading.Timer(0.5, first.__exit__, (None, None, None))
+    timer.start()
+    with WorkdirLock(workdir) as second:
+        timer.join()
+        second.check()
 
 
 def test_holder_that_was_replaced_raises_and_takes_nothing_back(workdir) -> None:

@@ -8,6 +8,7 @@ import pytest
 from conftest import free_port
 
 from bertjax.errors import CommandError
+from bertjax.mesh import rendezvous
 from bertjax.mesh.cluster import Cluster
 from bertjax.mesh.rendezvous import meet
 from data_pipelines.errors import InputError
@@ -77,6 +78,28 @@ def test_meet_ignores_other_programs_and_ended_processes() -> None:
             connection.sendall(line)
     meet(Cluster(f"localhost:{port}", 2, 1), 60)
     thread.join()
+
+
+def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
+    port = free_port()
+    first = threading.Thread(target=meet, args=(Cluster(f"localhost:{port}", 3, 0), 60))
+    first.start()
+    while True:
+        try:
+            lost = socket.create_connection(("localhost", port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    lost.sendall(b"[1, 3]\n")  # open for ever, as no one is left who would close it
+    time.sleep(0.2)
+    others = [Cluster(f"localhost:{port}", 3, index) for index in (1, 2)]
+    threads = [threading.Thread(target=meet, args=(cluster, 60)) for cluster in others]
+    for thread in threads:
+        thread.start()
+    for thread in (*threads, first):
+        thread.join()
+    lost.close()
 
 
 def test_meet_rejects_a_port_in_use() -> None:

@@ -49,6 +49,7 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
         files = {name: member_path(path, name, listing) for name in manifest}
     except InputError as error:
         return str(error).removeprefix(f"{path}/").rstrip(".")
+
     def find_difference(name: str) -> str | None:
         size, digest = (*manifest[name], None, None)[:2]
         file = files[name]

@@ -17,6 +17,7 @@ _NOTICE_SECONDS = (10.0, 60.0)  # until the first notice, and between the others
 _RETRY_SECONDS = 0.5
 _MAX_LINE_BYTES = 100  # of two numbers
 _MAX_VERDICT_BYTES = 1000
+_QUESTION, _ANSWER_SECONDS = b" ", 5.0  # whether a process still waits; blanks before JSON are JSON
 _FIX = (
     "Start the same command in all processes, with the --coordinator-address of process 0, the "
     "same --num-processes and different --process-id"
@@ -101,14 +102,15 @@ def _receive(cluster: Cluster, patience: _Patience) -> None:
                     f"--num-processes={count}: process {index} has --num-processes={others_count}. "
                     f"{_FIX}."
                 )
-            elif index == 0 or (index in connections and _is_open(connections[index])):
+            elif index == 0 or (index in connections and _answers(connections[index])):
                 fault = f"--process-id={index}: two processes have it. {_FIX}."
             connections[-1 if fault and index in connections else index] = connection
     for connection in connections.values():
         with connection:
             try:
                 connection.sendall(json.dumps({"fault": fault}).encode() + b"\n")
-                connection.recv(1)  # the other end closes first, which leaves the port free
+                while connection.recv(1):  # the other end closes first: the port is free then
+                    pass
             except OSError:
                 continue  # it will time out
     if fault:
@@ -138,6 +140,8 @@ def _report(cluster: Cluster, patience: _Patience) -> None:
                         continue
                     if not received or len(line) > _MAX_VERDICT_BYTES:
                         raise ConnectionError("it is another program, or has ended")
+                    if received == _QUESTION:
+                        connection.sendall(_QUESTION)
                     line += received
                 fault = json.loads(line)["fault"]
         except (OSError, OverflowError, ValueError, TypeError, KeyError) as error:
@@ -160,13 +164,15 @@ def _read(connection: socket.socket) -> tuple[int, int] | None:
     return (index, count) if type(index) is type(count) is int else None
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Return whether the process at the other end still waits; it may have been restarted."""
+def _answers(connection: socket.socket) -> bool:
+    """Return whether the process at the other end still waits.
+
+    It may have been restarted, or its machine replaced: then nobody has closed the connection.
+    """
     try:
-        connection.setblocking(False)
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.sendall(_QUESTION)
         return bool(connection.recv(1))
-    except BlockingIOError:
-        return True
     except OSError:
         return False
     finally:

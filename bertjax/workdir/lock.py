@@ -2,8 +2,9 @@
 
 A second run looks for a sign of life of the holder. On the same machine this is the process, so a
 killed run never blocks the next one. On another machine of a shared file system or a bucket it is
-the heartbeat: a lock file that does not change for `LOCK_TIMEOUT_SECONDS` is stale. Clocks of two
-machines are never compared.
+the heartbeat: a lock file that does not change for `LOCK_TIMEOUT_SECONDS` is stale. A holder there
+with a heartbeat may have been told to end, and still save, when its successor starts: the successor
+waits `HANDOVER_SECONDS` before it gives up. Clocks of two machines are never compared.
 
 In a bucket two runs may take a stale lock at the same instant, and a holder that lost its storage
 for that long may lose its lock. Each holder reads the file before it rewrites it: the one whose
@@ -41,6 +42,7 @@ LOCK_FILE = "lock.json"
 _SCHEMA = {"pid?": int, "started?": int, "host?": str, "machine?": str, "id?": str}
 HEARTBEAT_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 20.0  # several heartbeats of a living holder
+HANDOVER_SECONDS = 60.0  # a preempted run has 30 seconds on most services
 VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even over NFS
 _log = logging.getLogger("bertjax")
 
@@ -140,14 +142,19 @@ class WorkdirLock:
                 "%s was last used by process %s on %s: waiting %.0f s for a heartbeat.",
                 *(self._workdir, holder.get("pid"), holder.get("host"), LOCK_TIMEOUT_SECONDS),
             )
-            end = time.monotonic() + LOCK_TIMEOUT_SECONDS
-            while time.monotonic() < end:
+            start = last_beat = time.monotonic()
+            while time.monotonic() < last_beat + LOCK_TIMEOUT_SECONDS:
                 time.sleep(min(1.0, HEARTBEAT_SECONDS))
                 current = _read(self._path)
                 if current is None:  # released
                     return
-                if current != holder:
-                    self._raise_in_use(current)
+                if current == holder:
+                    continue
+                if last_beat == start:
+                    _log.info("it has one: waiting %.0f s for its end.", HANDOVER_SECONDS)
+                holder, last_beat = current, time.monotonic()
+                if last_beat > start + HANDOVER_SECONDS:
+                    self._raise_in_use(holder)
         self._path.unlink(missing_ok=True)
 
     def _raise_in_use(self, holder: dict[str, Any]) -> None:
