@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from bertjax.model.bert import BertWithHeads, init_params
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.decoder.generation import generate
-from bertjax.model.decoder.options import Decoding, DecodingOptions
+from bertjax.model.decoder.options import (
+    SOURCE_DTYPES,
+    Decoding,
+    DecodingOptions,
+    SourceOptions,
+)
 from bertjax.model.decoder.sampling import truncate
-from bertjax.tasks.generation.sources import SourceBatches
+from bertjax.tasks.generation.sources import SourceBatches, program_options
 from data_pipelines.errors import InputError
 
 VOCAB, PADDED_VOCAB, SEP, MASK, MAX_NEW = 30, 32, 3, 1, 9
@@ -145,7 +150,7 @@ def decode(kind: str, sources: Sequence[np.ndarray], **options: Any) -> list[lis
     """Return tokens and score of the targets of each source."""
     chosen = DecodingOptions(**{"max_new_tokens": MAX_NEW} | options)
     limits = [chosen.max_new_tokens] * len(sources)
-    batches = SourceBatches(sources, limits, 32, chosen)
+    batches = SourceBatches(sources, limits, 32, [chosen] * len(sources))
     results: list[Any] = [None] * len(sources)
     numbers = iter(batches.order)
     for batch in batches:
@@ -214,7 +219,7 @@ def test_packed_sources_have_the_targets_of_single_ones(options: dict[str, Any])
 def test_short_sources_share_sequences_and_others_a_bucket() -> None:
     sources = [np.arange(4, 4 + n, dtype=np.int32) for n in (9, 17, 20, 7, 8)]
     options = DecodingOptions(max_new_tokens=4)
-    batches = SourceBatches(sources, [4] * 5, 32, options)
+    batches = SourceBatches(sources, [4] * 5, 32, [options] * 5)
     assert batches.order == [2, 1, 0, 4, 3]
     shapes = [(*batch["input_ids"].shape, *batch["source_tokens"].shape) for batch in batches]
     assert shapes == [(2, 32, 2, 32), (2, 16, 3, 16)]
@@ -266,7 +271,13 @@ def test_samples_follow_the_distribution_of_the_model() -> None:
 @settings(max_examples=40)
 def test_truncate_keeps_the_most_probable_tokens(values, top_k: int, top_p: float) -> None:
     logits = np.array(values, np.float32) / 10
-    kept = np.flatnonzero(np.isfinite(truncate(logits, top_k, top_p)))
+    options = DecodingOptions(do_sample=True, max_new_tokens=1, top_k=top_k, top_p=top_p)
+    arrays = {
+        name: np.array([getattr(options, name, 1)], dtype) for name, dtype in SOURCE_DTYPES.items()
+    }
+    of_sources = SourceOptions(**arrays)
+    truncated = truncate(logits[None, None], of_sources, program_options(options))
+    kept = np.flatnonzero(np.isfinite(truncated[0, 0]))
     order = np.argsort(-logits)
     assert set(kept) == set(order[: len(kept)])  # no token is kept before a more probable one
     allowed = order[: top_k or len(values)]
@@ -280,7 +291,7 @@ def test_limits_end_targets_without_sep() -> None:
     sources = draw_sources(1, 3)
     options = DecodingOptions(max_new_tokens=MAX_NEW, min_new_tokens=8)
     for chosen in (options, dataclasses.replace(options, num_beams=4)):
-        batches = SourceBatches(sources, [2, 5, 9], 32, chosen)
+        batches = SourceBatches(sources, [2, 5, 9], 32, [chosen] * 3)
         for batch in batches:
             outputs = program("prefix", batches.decoding(VOCAB, SEP))(batch)
             assert outputs["target_lengths"][:, 0].tolist() == batch["source_limits"].tolist()
@@ -289,12 +300,46 @@ def test_limits_end_targets_without_sep() -> None:
 def test_seeds_share_a_program() -> None:
     def batches(seed: int) -> SourceBatches:
         options = DecodingOptions(max_new_tokens=4, do_sample=True, seed=seed)
-        return SourceBatches([np.array([5, 6], np.int32)], [4], 32, options)
+        return SourceBatches([np.array([5, 6], np.int32)], [4], 32, [options])
 
     assert batches(0).decoding(VOCAB, SEP) == batches(1).decoding(VOCAB, SEP)
     assert batches(0).decoding(VOCAB, SEP) != batches(0).decoding(VOCAB, SEP + 1)
     digests = {int(next(iter(batches(seed)))["source_digests"][0]) for seed in range(9)}
     assert len(digests) == 9
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_new_tokens": (1, 4, 8)},
+        {"num_beams": (4, 4, 4), "length_penalty": (0.5, 1.0, 2.0), "max_new_tokens": (3, 9, 16)},
+        {"num_beams": (3, 3, 3), "length_penalty": (0.0, -1.0, -2.0)},
+        {
+            "do_sample": (True, True, True),
+            "temperature": (0.3, 1.0, 3.0),
+            "top_k": (5, 6, 8),
+            "top_p": (0.1, 0.5, 0.9),
+            "seed": (0, 7, 1),
+        },
+    ],
+)
+def test_sources_with_other_numbers_share_a_program_and_a_batch(fields: dict[str, Any]) -> None:
+    sources = draw_sources(5, 3, longest=9)
+    all_options = [
+        DecodingOptions(**{"max_new_tokens": MAX_NEW} | dict(zip(fields, values, strict=True)))
+        for values in zip(*fields.values(), strict=True)
+    ]
+    assert len({program_options(options) for options in all_options}) == 1
+    limits = [options.max_new_tokens for options in all_options]
+    batches = SourceBatches(sources, limits, 32, all_options)
+    (batch,) = batches
+    outputs = program("prefix", batches.decoding(VOCAB, SEP, MASK))(batch)
+    for row, number in enumerate(batches.order):
+        options = dataclasses.asdict(all_options[number])
+        ((tokens, score), *_) = decode("prefix", [sources[number]], **options)[0]
+        length = int(outputs["target_lengths"][row, 0])
+        assert outputs["target_ids"][row, 0, :length].tolist() == tokens
+        assert float(outputs["target_scores"][row, 0]) == pytest.approx(score, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def decode(model: NumpyModel, **fields: Any) -> list[list[tuple[list[int], float
     options = DecodingOptions(max_new_tokens=recipe.MAX_NEW_TOKENS, **fields)
     sources = [np.array(source, np.int32) for source in recipe.draw_sources()]
     limits = [options.max_new_tokens] * len(sources)
-    batches = SourceBatches(sources, limits, MAX_SEQ_LENGTH, options)
+    batches = SourceBatches(sources, limits, MAX_SEQ_LENGTH, [options] * len(sources))
     decoding = batches.decoding(recipe.BERT["vocab_size"], recipe.SEP)
     program = jax.jit(functools.partial(generate, model.config, decoding=decoding))
     results: list[Any] = [None] * len(sources)

@@ -25,6 +25,7 @@ from bertjax.steps.objective import Objective
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions, round_up_runs
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
+from bertjax.tasks.generation.sources import program_options
 
 _SEP_ID = 0  # stands for any token: no vocabulary is read
 _log = logging.getLogger("bertjax")
@@ -138,12 +139,13 @@ def _num_steps(config: Config, train: ProgramReport) -> int:
 def _analyze_generation(
     functions: StepFunctions, objective: Objective, analyze: Callable[..., ProgramReport]
 ) -> ProgramReport:
-    """Return the report of the generation of targets that have all their tokens."""
-    options, batch_size = objective.decoding_options, objective.eval_batch_size
+    """Return the report of the generation of targets that have all tokens of the program."""
+    options, batch_size = program_options(objective.decoding_options), objective.eval_batch_size
     decoding = Decoding(options, objective.config.model.vocab_size, _SEP_ID)
     shapes = objective.generation_shapes(batch_size)
     compile_generate = functools.partial(functions.compile_generate_step, shapes, decoding)
-    report = analyze(compile_generate, batch_size, objective.generation_flops(batch_size), 0)
+    flops = objective.generation_flops(batch_size, options)
+    report = analyze(compile_generate, batch_size, flops, 0)
     return dataclasses.replace(report, target_tokens=batch_size * options.max_new_tokens)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
@@ -17,7 +18,7 @@ from bertjax.config.user_functions import find_function
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
-from bertjax.model.decoder.options import DecodingOptions
+from bertjax.model.decoder.options import SOURCE_DTYPES, DecodingOptions
 from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.flops import forward_flops
 from bertjax.model.head_positions import num_last_block_positions
@@ -149,14 +150,14 @@ class Objective(abc.ABC):
             name: jax.ShapeDtypeStruct((batch_size, width), jnp.int32)
             for name, width in widths.items()
         }
-        for name in ("source_lengths", "source_slots", "source_limits", "source_digests"):
-            dtype = jnp.uint32 if name == "source_digests" else jnp.int32
-            shapes[name] = jax.ShapeDtypeStruct((batch_size,), dtype)
+        dtypes = {"lengths": np.int32, "slots": np.int32, "digests": np.uint32} | SOURCE_DTYPES
+        for name, dtype in dtypes.items():
+            shapes[f"source_{name}"] = jax.ShapeDtypeStruct((batch_size,), dtype)
         return shapes
 
-    def generation_flops(self, batch_size: int) -> float:
+    def generation_flops(self, batch_size: int, options: DecodingOptions) -> float:
         """Return the model FLOPs of `generate`, without those of attention to the sources."""
-        model, options = self.config.model, self.decoding_options
+        model = self.config.model
         hypotheses = batch_size * max(options.num_beams, options.num_return_sequences)
         sources = forward_flops(model, batch_size, self.config.max_seq_length, 1)
         count = options.max_new_tokens

@@ -142,7 +142,7 @@ class WorkdirLock:
                 "%s was last used by process %s on %s: waiting %.0f s for a heartbeat.",
                 *(self._workdir, holder.get("pid"), holder.get("host"), LOCK_TIMEOUT_SECONDS),
             )
-            start = last_beat = time.monotonic()
+            began = last_beat = time.monotonic()
             while time.monotonic() < last_beat + LOCK_TIMEOUT_SECONDS:
                 time.sleep(min(1.0, HEARTBEAT_SECONDS))
                 current = _read(self._path)
@@ -150,10 +150,10 @@ class WorkdirLock:
                     return
                 if current == holder:
                     continue
-                if last_beat == start:
+                if last_beat == began:
                     _log.info("it has one: waiting %.0f s for its end.", HANDOVER_SECONDS)
                 holder, last_beat = current, time.monotonic()
-                if last_beat > start + HANDOVER_SECONDS:
+                if last_beat > began + HANDOVER_SECONDS:
                     self._raise_in_use(holder)
         self._path.unlink(missing_ok=True)
 

@@ -8,11 +8,14 @@ from bertjax.model.decoder.options import Decoding
 LOWEST = -1e9  # log-probability of what cannot happen; finite, so that sums of it compare
 
 
-def allowed_tokens(decoding: Decoding, tokens: Array, index: Array, size: int) -> Array:
+def allowed_tokens(
+    decoding: Decoding, min_new_tokens: Array, tokens: Array, index: Array, size: int
+) -> Array:
     """Return the tokens that may come next.
 
     Args:
       decoding: constants of the program.
+      min_new_tokens: minimal tokens of a target without its [SEP], int32 [B].
       tokens: target tokens so far, int32 [B, K, G]; those from `index` on are ignored.
       index: int32 [], index of the next token.
       size: size V of the logits.
@@ -23,7 +26,7 @@ def allowed_tokens(decoding: Decoding, tokens: Array, index: Array, size: int) -
     ids, options = jnp.arange(size), decoding.options
     allowed = (ids < decoding.num_tokens)[None, None]
     if options.min_new_tokens:
-        allowed &= (ids != decoding.sep_id) | (index >= options.min_new_tokens)
+        allowed &= (ids != decoding.sep_id) | (index >= min_new_tokens[:, None, None])
     if n := options.no_repeat_ngram_size:
         allowed = allowed & ~_ends_of_known_ngrams(n, tokens, index, size)
     return allowed

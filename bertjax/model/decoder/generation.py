@@ -9,7 +9,7 @@ from jax import Array
 
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.decoder import cross_decoding, self_attention
-from bertjax.model.decoder.options import Decoding
+from bertjax.model.decoder.options import Decoding, SourceOptions
 from bertjax.model.decoder.sampling import sample
 from bertjax.model.decoder.search import beam_search
 
@@ -25,17 +25,18 @@ def generate(
       config: shape of the encoder.
       params: parameters of the model.
       batch: packed sources as a model reads them, [R, T], with a prediction slot at the last token
-        of each, and five arrays of B sources. `source_tokens` int32 [B, S]: where in the flattened
+        of each, and arrays of B sources. `source_tokens` int32 [B, S]: where in the flattened
         [R, T] the tokens of each source are. `source_lengths` int32 [B]: how many it has.
         `source_slots` int32 [B]: where in the flattened prediction slots its last token is.
-        `source_limits` int32 [B]: the maximal tokens of its target. `source_digests` uint32 [B]:
-        a digest of it and of the seed, on which samples depend.
+        `source_digests` uint32 [B]: a digest of it and of the seed, on which samples depend.
+        `source_NAME` [B] for each field of `SourceOptions`.
       decoding: constants of the program.
     """
     options = decoding.options
     start = (cross_decoding if config.has_cross_attention else self_attention).start
     logits, cache, step = start(config, params, batch, decoding)
-    inputs = logits, cache, step, batch["source_limits"]
+    of_sources = SourceOptions(*(batch[f"source_{name}"] for name in SourceOptions._fields))
+    inputs = logits, cache, step, of_sources
     if options.num_beams > 1:
         generated = beam_search(*inputs, decoding)
     else:

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+from jax import Array
+
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
@@ -106,11 +109,37 @@ class DecodingOptions:
             )
 
 
+SOURCE_DTYPES: dict[str, type[np.number]] = {
+    "limits": np.int32,
+    "min_new_tokens": np.int32,
+    "length_penalty": np.float32,
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+}
+
+
+class SourceOptions(NamedTuple):
+    """Arrays [B] of `SOURCE_DTYPES`: options that a program takes for each source.
+
+    Attributes:
+      limits: tokens after which a target ends without [SEP]; at most `max_new_tokens`.
+    """
+
+    limits: Array
+    min_new_tokens: Array
+    length_penalty: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+
+
 class Decoding(NamedTuple):
     """The constants of a decoding program.
 
     Attributes:
-      options: search or sampling; `max_new_tokens` is set.
+      options: search or sampling; `max_new_tokens` is set. Of fields in `SourceOptions` it has
+        upper bounds, and whether they have an effect; of `length_penalty` whether it is positive.
       num_tokens: tokens of the vocabulary; logits may have further ones for padding.
       sep_id: token that ends a target.
       mask_id: token that stands for the next one with `decoder=masked_prefix`.

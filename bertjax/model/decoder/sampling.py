@@ -8,7 +8,7 @@ from jax import Array
 
 from bertjax.model.decoder.cache import Cache, Step
 from bertjax.model.decoder.constraints import allowed_tokens
-from bertjax.model.decoder.options import Decoding
+from bertjax.model.decoder.options import Decoding, DecodingOptions, SourceOptions
 from bertjax.model.decoder.search import Generated
 
 
@@ -32,7 +32,7 @@ def sample(
     first_logits: Array,
     cache: Cache,
     step: Step,
-    limits: Array,
+    of_sources: SourceOptions,
     keys: Array,
     decoding: Decoding,
 ) -> Generated:
@@ -42,22 +42,23 @@ def sample(
       first_logits: float32 [B, 1, V], logits of the first token.
       cache: cache of one hypothesis of each source.
       step: computes further tokens.
-      limits: int32 [B], tokens after which a text ends without [SEP].
+      of_sources: options of each source.
       keys: random keys [B, R], one for each sample; greedy decoding ignores them.
-      decoding: constants of the program; G is `max_new_tokens`, at least the largest of `limits`.
+      decoding: constants of the program; G is `max_new_tokens`.
     """
     options = decoding.options
     num_texts, max_length = options.num_return_sequences, options.max_new_tokens
+    limits = of_sources.limits[:, None]
     batch_size, _, size = first_logits.shape
 
     def extend(state: _State, logits: Array) -> _State:
         texts, index = state.generated, state.length
-        allowed = allowed_tokens(decoding, texts.tokens, index, size)
+        allowed = allowed_tokens(decoding, of_sources.min_new_tokens, texts.tokens, index, size)
         logits = jnp.where(jnp.arange(size) < decoding.num_tokens, logits, -jnp.inf)
         log_probs = jax.nn.log_softmax(logits)
         masked = jnp.where(allowed, logits, -jnp.inf)
         if options.do_sample:
-            masked = truncate(masked / options.temperature, options.top_k, options.top_p)
+            masked = truncate(masked / of_sources.temperature[:, None, None], of_sources, options)
             step_keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, index)))(keys)
             ids = jax.vmap(jax.vmap(jax.random.categorical))(step_keys, masked)
         else:
@@ -69,7 +70,7 @@ def sample(
             texts.lengths + state.is_open,
             texts.scores + jnp.where(state.is_open, score, 0),
         )
-        is_open = state.is_open & (ids != decoding.sep_id) & (index + 1 < limits[:, None])
+        is_open = state.is_open & (ids != decoding.sep_id) & (index + 1 < limits)
         return state._replace(length=index + 1, generated=generated, is_open=is_open)
 
     def sampling_step(state: _State) -> _State:
@@ -91,22 +92,27 @@ def sample(
     return jax.lax.while_loop(continues, sampling_step, state).generated
 
 
-def truncate(logits: Array, top_k: int, top_p: float) -> Array:
-    """Return logits [..., V] with -inf for the tokens that top-k and nucleus sampling exclude.
+def truncate(logits: Array, of_sources: SourceOptions, options: DecodingOptions) -> Array:
+    """Return logits [B, R, V] with -inf for the tokens that top-k and nucleus sampling exclude.
+
+    Nucleus sampling keeps the fewest most probable tokens whose probabilities reach top_p (Holtzman
+    et al. 2020).
 
     Args:
       logits: logits over the temperature.
-      top_k: number of tokens that are kept; 0 for all.
-      top_p: the fewest most probable tokens whose probabilities reach it are kept (Holtzman et al.
-        2020); 1 for all.
+      of_sources: options of each source.
+      options: those of the program.
     """
-    if top_k and top_k < logits.shape[-1]:
-        lowest = jax.lax.top_k(logits, top_k)[0][..., -1:]
+    if options.top_k:
+        highest = jax.lax.top_k(logits, min(options.top_k, logits.shape[-1]))[0]
+        last = jnp.minimum(of_sources.top_k, highest.shape[-1])[:, None, None] - 1
+        lowest = jnp.take_along_axis(highest, last, axis=-1)
         logits = jnp.where(logits >= lowest, logits, -jnp.inf)
-    if top_p < 1:
+    if options.top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(ordered)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        lowest = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+        is_kept = before < of_sources.top_p[:, None, None]
+        lowest = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits >= lowest, logits, -jnp.inf)
     return logits

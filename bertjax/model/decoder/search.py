@@ -8,7 +8,7 @@ from jax import Array
 
 from bertjax.model.decoder.cache import Cache, Step
 from bertjax.model.decoder.constraints import LOWEST, allowed_tokens
-from bertjax.model.decoder.options import Decoding
+from bertjax.model.decoder.options import Decoding, SourceOptions
 
 
 class Generated(NamedTuple):
@@ -50,7 +50,7 @@ def beam_search(
     first_logits: Array,
     cache: Cache,
     step: Step,
-    limits: Array,
+    of_sources: SourceOptions,
     decoding: Decoding,
 ) -> Generated:
     """Return the best complete hypotheses of each source.
@@ -62,19 +62,20 @@ def beam_search(
       first_logits: float32 [B, 1, V], logits of the first token.
       cache: cache of one hypothesis of each source.
       step: computes further tokens.
-      limits: int32 [B], tokens after which a hypothesis is complete without [SEP].
-      decoding: constants of the program; G is `max_new_tokens`, at least the largest of `limits`.
+      of_sources: options of each source.
+      decoding: constants of the program; G is `max_new_tokens`.
     """
-    options = decoding.options
+    options, limits = decoding.options, of_sources.limits
     num_beams, max_length = options.num_beams, options.max_new_tokens
     batch_size, _, size = first_logits.shape
 
     def normalize(scores: Array, count: Array) -> Array:
-        return scores / count.astype(jnp.float32) ** options.length_penalty
+        return scores / count.astype(jnp.float32) ** of_sources.length_penalty[:, None]
 
     def extend(beams: _Beams, logits: Array) -> tuple[_Beams, Array]:
         """Return the hypotheses with another token, and which beams they continue."""
-        allowed = allowed_tokens(decoding, beams.tokens, beams.length, size)
+        minimum = of_sources.min_new_tokens
+        allowed = allowed_tokens(decoding, minimum, beams.tokens, beams.length, size)
         is_token = jnp.arange(size) < decoding.num_tokens
         log_probs = jax.nn.log_softmax(jnp.where(is_token, logits, -jnp.inf))
         log_probs = jnp.where(allowed, log_probs, LOWEST)

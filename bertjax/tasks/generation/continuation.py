@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.model.decoder.options import Decoding, DecodingOptions
 from bertjax.tasks.fill_mask import check_num_tokens
-from bertjax.tasks.generation.sources import SourceBatches
+from bertjax.tasks.generation.sources import SourceBatches, program_options
 from bertjax.tasks.pipeline import (
     Content,
     FormField,
@@ -30,7 +30,7 @@ _TEXT = "text"  # key of the text in an input object
 
 
 class Context(NamedTuple):
-    """Inputs of `preprocess` that have the same options.
+    """Inputs of `preprocess`.
 
     Attributes:
       texts: their texts.
@@ -85,8 +85,8 @@ class TextGenerationPipeline(Pipeline[Context]):
         return {_TEXT, *option_names(DecodingOptions)}
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
-        """Return the batches of inputs with the same options."""
-        options = input_options(inputs[0], self.objective.decoding_options)
+        """Return the batches of inputs that share `program_options`."""
+        options = [input_options(item, self.objective.decoding_options) for item in inputs]
         texts = [self.text_of(item) for item in inputs]
         prompts = [
             self.encode_prompt(item.location, text)
@@ -94,8 +94,8 @@ class TextGenerationPipeline(Pipeline[Context]):
         ]
         ids = [np.array(prompt, np.int32) for prompt, _ in prompts]
         limits = [
-            self._max_target_tokens(item.location, len(source), options)
-            for item, source in zip(inputs, ids, strict=True)
+            self._max_target_tokens(item.location, len(source), own)
+            for item, source, own in zip(inputs, ids, options, strict=True)
         ]
         sources = SourceBatches(ids, limits, self.max_input_tokens, options)
         tokenizer = self.tokenizer
@@ -167,12 +167,11 @@ class TextGenerationPipeline(Pipeline[Context]):
     def predict(
         self, run: RunFunction, inputs: Sequence[PredictInput], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Return the generated texts, those of inputs with the same options together."""
+        """Return the generated texts, those of inputs that share a program together."""
         groups: dict[DecodingOptions, list[int]] = {}
         for number, item in enumerate(inputs):
-            groups.setdefault(input_options(item, self.objective.decoding_options), []).append(
-                number
-            )
+            options = input_options(item, self.objective.decoding_options)
+            groups.setdefault(program_options(options), []).append(number)
         prepared = [
             (numbers, *self.preprocess([inputs[number] for number in numbers]))
             for numbers in groups.values()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bertjax.model.decoder.options import Decoding, DecodingOptions
+from bertjax.model.decoder.options import SOURCE_DTYPES, Decoding, DecodingOptions
 from bertjax.tasks.fill_mask import PackedTexts
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import bucket_size
@@ -15,6 +15,27 @@ from bertjax.tasks.task import bucket_size
 # BERT-Base in float32.
 _MAX_BATCH_TOKENS = 8192
 _MIN_SEQ_LENGTH = 16
+_MIN_TARGET_LENGTH = 16  # of a program: space for as many tokens
+
+
+def program_options(options: DecodingOptions) -> DecodingOptions:
+    """Return the options of the program that decodes with these; see `Decoding`.
+
+    They have few values, so that requests with different numbers share programs and batches.
+
+    Args:
+      options: `max_new_tokens` is set.
+    """
+    return dataclasses.replace(
+        options,
+        max_new_tokens=bucket_size(options.max_new_tokens, _MIN_TARGET_LENGTH),
+        min_new_tokens=min(options.min_new_tokens, 1),
+        length_penalty=1.0 if options.length_penalty > 0 else 0.0,
+        temperature=1.0,
+        top_k=options.top_k and bucket_size(options.top_k),
+        top_p=1.0 if options.top_p == 1 else 0.5,
+        seed=0,
+    )
 
 
 class SourceBatches:
@@ -24,7 +45,7 @@ class SourceBatches:
       ids: int32 token ids of each source.
       limits: maximal tokens of each target.
       max_length: longest sequence.
-      options: options of decoding; `max_new_tokens` is set.
+      options: options of each source, which share `program_options`.
 
     Attributes:
       order: number of each source, batch by batch.
@@ -35,11 +56,12 @@ class SourceBatches:
         ids: Sequence[np.ndarray],
         limits: Sequence[int],
         max_length: int,
-        options: DecodingOptions,
+        options: Sequence[DecodingOptions],
     ) -> None:
         self._ids, self._limits, self._max_length = ids, limits, max_length
-        self._options = options
-        hypotheses = max(options.num_beams, options.num_return_sequences) * options.max_new_tokens
+        self._options, self._program = options, program_options(options[0])
+        num_targets = max(self._program.num_beams, self._program.num_return_sequences)
+        hypotheses = num_targets * self._program.max_new_tokens
         self._parts: list[list[int]] = []
         largest = 0  # length of the last part's sequences
         for number in sorted(range(len(ids)), key=lambda i: -len(ids[i])):
@@ -52,15 +74,14 @@ class SourceBatches:
         self.order = [number for part in self._parts for number in part]
 
     def decoding(self, num_tokens: int, sep_id: int, mask_id: int = 0) -> Decoding:
-        """Return the constants of the program for these batches, the same for all seeds.
+        """Return the constants of the program for these batches.
 
         Args:
           num_tokens: tokens of the vocabulary.
           sep_id: token that ends a target.
           mask_id: token that `decoder=masked_prefix` predicts the next one at.
         """
-        options = dataclasses.replace(self._options, seed=0)
-        return Decoding(options, num_tokens, sep_id, mask_id)
+        return Decoding(self._program, num_tokens, sep_id, mask_id)
 
     def __iter__(self) -> Iterator[HostBatch]:
         """Yield the batches."""
@@ -79,12 +100,26 @@ class SourceBatches:
         for row, length, (sequence, column, _) in zip(tokens, lengths, packed.places, strict=True):
             row[:length] = sequence * num_columns + column + np.arange(length)
         slots = [sequence * num_slots + slots.start for sequence, _, slots in packed.places]
+        options = [self._options[number] for number in part]
+        columns: dict[str, list[float]] = {
+            name: [getattr(item, name) for item in options]
+            for name in SOURCE_DTYPES
+            if name != "limits"
+        }
+        columns["limits"] = [self._limits[number] for number in part]
         return packed.arrays | {
             "source_tokens": tokens,
             "source_lengths": np.array(lengths, np.int32),
             "source_slots": np.array(slots, np.int32),
-            "source_limits": np.array([self._limits[number] for number in part], np.int32),
             "source_digests": np.array(
-                [zlib.crc32(source.tobytes(), self._options.seed) for source in ids], np.uint32
+                [
+                    zlib.crc32(source.tobytes(), item.seed)
+                    for source, item in zip(ids, options, strict=True)
+                ],
+                np.uint32,
             ),
+            **{
+                f"source_{name}": np.array(values, SOURCE_DTYPES[name])
+                for name, values in columns.items()
+            },
         }

@@ -116,7 +116,7 @@ class BatchRunner:
     def _forget_unused(self, key: Any) -> None:
         """Delete the programs of generation that were used longest ago, above a number.
 
-        Requests choose numbers such as a temperature, of which each value has its own program.
+        Requests choose numbers such as that of beams, of which each value has its own program.
         """
         self._compiled[key] = self._compiled.pop(key)  # the last one
         generating = [other for other in self._compiled if other[0] is not None]

@@ -57,7 +57,9 @@ def decode(runner: Runner, sources: Sources, num_beams: int) -> list[list[int]]:
     options = DecodingOptions(
         num_beams=num_beams, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS - 1
     )
-    batches = SourceBatches(sources, [NUM_TOKENS] * len(sources), MAX_SEQ_LENGTH, options)
+    batches = SourceBatches(
+        sources, [NUM_TOKENS] * len(sources), MAX_SEQ_LENGTH, [options] * len(sources)
+    )
     outputs = runner.run(batches, batches.decoding(VOCAB_SIZE, SEP))
     targets = [ids.tolist() for batch in outputs for ids in batch["target_ids"][:, 0]]
     assert len(targets) == len(sources)
