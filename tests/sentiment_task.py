@@ -115,7 +115,7 @@ class SentimentEvalSet:
     def evaluation(self, means, outputs):
         predictions = self.predictions(outputs)
         right = np.mean([a == b for a, b in zip(predictions, self.labels, strict=True)])
-        return Evaluation({"right": float(right)}, {"moods": predictions}, {"bias": 0.25})
+        return Evaluation({"right": float(right), "bias": 0.25}, {"moods": predictions})
 
 
 class SentimentPipeline(Pipeline):
@@ -139,6 +139,7 @@ class SentimentTask(Task):
     pipeline_classes = (SentimentPipeline,)
     DATA_FIELDS = COMMON_DATA_FIELDS
     primary_metrics = ("right",)
+    calibration = ("bias",)
     labels = LABELS
 
     def __init__(self, config, num_processes=1, process_id=0):

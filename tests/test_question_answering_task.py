@@ -1,12 +1,13 @@
 """Fine-tuning on question answering, from files to answers."""
 
+import dataclasses
 import functools
 import json
 import pathlib
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from toy_squad import TOKENIZER, arguments, configuration, questions
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.cli.main import main
+from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.inference.convert import convert
 from bertjax.mesh.device_mesh import AXES
@@ -27,6 +29,8 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.writer import write_report
+from bertjax.sweeps.grid import make_trials
+from bertjax.sweeps.sweep import sweep
 from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.tasks.question_answering.task import QuestionAnsweringTask
 from bertjax.training.evaluator import evaluate
@@ -198,6 +202,21 @@ def test_calibration_is_saved_with_evaluated_checkpoint(folder, tmp_path) -> Non
     make_trainer(config, tmp_path).train()
     first, second = map(Checkpointer(tmp_path / "checkpoints").path, (1, 2))
     assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
+
+
+@pytest.mark.slow
+def test_best_run_of_a_sweep_has_the_threshold_of_its_evaluation(folder, tmp_path) -> None:
+    base = configuration(folder, 2, steps=2, eval_every=2, checkpoint_every=2)
+
+    def load(point: Mapping[str, str]) -> Config:
+        return dataclasses.replace(base, data_seed=int(point["data_seed"]))
+
+    result = sweep(make_trials(load, ["data_seed=1,2"], 1), base, tmp_path)
+    (best,) = (entry for entry in result["runs"] if entry["name"] == result["best"])
+    threshold = best["scores"]["null_score_diff_threshold"]
+    assert PretrainedModel(tmp_path / "best").calibration == {
+        "null_score_diff_threshold": pytest.approx(threshold)
+    }
 
 
 @pytest.mark.slow

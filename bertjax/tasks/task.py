@@ -34,13 +34,11 @@ class Evaluation(NamedTuple):
     Attributes:
       scores: metric name -> value.
       files: file name without `.json` -> its content; a string is written under its full name.
-      calibration: numbers that prediction uses, such as a threshold; saved in the checkpoint.
       examples: the first `NUM_EXAMPLES_SHOWN` examples with their predictions, a line each.
     """
 
     scores: dict[str, float]
     files: Mapping[str, Any] = {}
-    calibration: Mapping[str, float] = {}
     examples: Sequence[str] = ()
 
 
@@ -93,6 +91,7 @@ class Task(abc.ABC):
       pipeline_classes: pipelines of the task's models; see `pipeline_class`.
       DATA_FIELDS: fields of the configuration's `data`, each a `data_pipelines.fields.field`.
       primary_metrics: metrics that are averaged over several eval sets; the first ranks runs.
+      calibration: scores that the pipeline uses, such as a threshold; a checkpoint has them.
 
     Attributes:
       objective: loss and shapes.
@@ -118,6 +117,7 @@ class Task(abc.ABC):
     pipeline_classes: ClassVar[tuple[type[Pipeline[Any]], ...]]
     DATA_FIELDS: ClassVar[Mapping[str, Field]]
     primary_metrics: tuple[str, ...] = ()
+    calibration: tuple[str, ...] = ()
     objective: Objective
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()

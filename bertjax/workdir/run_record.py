@@ -31,9 +31,10 @@ def write_checkpoint_metadata(
     if task.labels:
         write_labels(directory, task.labels)
     if evaluation:
-        write_scores(directory, evaluation.scores)
-    if evaluation and evaluation.calibration:
-        atomic_write_text(directory / CALIBRATION_FILE, json.dumps(dict(evaluation.calibration)))
+        scores = evaluation.scores
+        write_scores(directory, scores)
+        if calibration := {name: scores[name] for name in task.calibration if name in scores}:
+            atomic_write_text(directory / CALIBRATION_FILE, json.dumps(calibration))
     write_run_record(directory, config, task, step)
 
 

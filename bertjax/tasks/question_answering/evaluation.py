@@ -88,7 +88,7 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
         with_null = self.data.version == 2
         answers = {p.question.id: p.answer(None).text for p in predictions}
         files: dict[str, Any] = {"nbest_predictions": _nbest(predictions, with_null)}
-        scores, calibration = {}, {}
+        scores: dict[str, float] = {}
         if with_null:
             odds = {p.question.id: p.null_odds for p in predictions}
             swept = score(self.data, answers, odds)
@@ -97,8 +97,7 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
             num_unanswerable = sum(not question.answers for question in self.data.questions)
             if swept["best_f1"] == 100.0 * num_unanswerable / len(odds):  # the start of the sweep
                 threshold = float(np.nextafter(min(odds.values()), -np.inf))
-            calibration = {THRESHOLD: threshold}
-            scores |= calibration
+            scores[THRESHOLD] = threshold
             answers = {
                 name: "" if odds[name] > threshold else text for name, text in answers.items()
             }
@@ -109,7 +108,7 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
             f"{q.text} → {answers[q.id] or '-'} ({q.answers[0].text if q.answers else '-'})"
             for q in self.data.questions[:NUM_EXAMPLES_SHOWN]
         ]
-        return Evaluation(scores, {"predictions": answers} | files, calibration, examples)
+        return Evaluation(scores, {"predictions": answers} | files, examples)
 
 
 def build_windows(

@@ -13,7 +13,11 @@ from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_files
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.question_answering import report
-from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet, build_windows
+from bertjax.tasks.question_answering.evaluation import (
+    THRESHOLD,
+    QuestionAnsweringEvalSet,
+    build_windows,
+)
 from bertjax.tasks.question_answering.objective import FILES, QuestionAnsweringObjective
 from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
 from data_pipelines.errors import InputError
@@ -54,6 +58,7 @@ class QuestionAnsweringTask(FinetuningTask):
 
     objective_class = QuestionAnsweringObjective
     pipeline_classes = (QuestionAnsweringPipeline,)
+    calibration = (THRESHOLD,)
     objective: QuestionAnsweringObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "version": field(1, "SQuAD version: 1 for 1.1, 2 for 2.0 with unanswerable questions"),
