@@ -19,7 +19,8 @@ import json
 import pathlib
 import re
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -110,7 +111,10 @@ def _read_fields(file: epath.Path) -> dict[str, Any]:
     fix = "Write fields and sections, as in the config.json of a run."
     try:
         text = file.read_text()
-        fields = json.loads(text) if file.suffix == ".json" else yaml.load(text, _yaml_loader())
+        if file.suffix == ".json":
+            fields = json.loads(text, object_pairs_hook=_unique)
+        else:
+            fields = yaml.load(text, _yaml_loader())
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not UTF-8. {fix}") from error
     except json.JSONDecodeError as error:
@@ -118,8 +122,23 @@ def _read_fields(file: epath.Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"{file}: is not YAML ({problem}). {fix}") from error
+    except _RepeatedKeyError as error:
+        raise InputError(f"{file}: field {error} is there twice. Remove one.") from error
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise InputError(f"{file}: has no fields. {fix}")
+    return fields
+
+
+class _RepeatedKeyError(Exception):
+    """A key is twice in one object, of which parsers would keep the last value silently."""
+
+
+def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the pairs of an object as a dictionary."""
+    fields = dict(pairs)
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise _RepeatedKeyError(str(key))
     return fields
 
 
@@ -128,10 +147,15 @@ def _yaml_loader() -> Any:
     """Return a loader of plain data that reads 1e-4 as a number, as YAML 1.2 does."""
     import yaml
 
-    loader = type("Loader", (yaml.SafeLoader,), {})
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _unique([(str(key.value), None) for key, _ in node.value])
+            return node
+
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))  # type: ignore[attr-defined]
-    return loader
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
 
 
 def override_fields(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
