@@ -25,7 +25,7 @@ NAMES = ["id", "text", "label", "score"]
 def read(path: pathlib.Path, content: str | bytes, **options) -> tuple[list, list]:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     suffix = "." + path.name.split(".")[1]
-    names, rows, bad = read_delimited(path, suffix, **options)
+    names, rows, _, bad = read_delimited(path, suffix, **options)
     assert not bad
     return names, [values for _, values in rows]
 
@@ -96,7 +96,7 @@ def test_read_delimited_reads_excels_line_of_the_separator(first: str, tmp_path)
     delimiter = first.strip('"')[-1]
     path = tmp_path / "t.csv"
     path.write_text(f"{first}\n" + write([NAMES, *ROWS], delimiter))
-    names, rows, _ = read_delimited(path, ".csv")
+    names, rows, *_ = read_delimited(path, ".csv")
     assert (names, [values for _, values in rows]) == (NAMES, ROWS)
     assert [number for number, _ in rows] == [3, 4, 6, 7, 8]
 

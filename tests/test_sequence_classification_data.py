@@ -44,6 +44,16 @@ def test_columns_without_a_header_may_be_named_by_numbers(tmp_path) -> None:
     assert (data.texts, data.values) == (["One sang.", "Sang one."], ["1", "0"])
 
 
+def test_ids_are_row_numbers_also_behind_rows_that_the_reader_skipped(tmp_path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\none,a\ntwo,b,x\nthree,b\n")
+    data = dataset_from_rows("t.csv", read_table(path, 0.5), CLASS, True, max_bad_fraction=0.5)
+    assert (data.texts, data.ids) == (["one", "three"], ["0", "2"])
+    accepted = [{"text": "one", "label": "a", "answer": "reject"}, {"text": "two", "label": "b"}]
+    rows = [TableRow(f"t.jsonl:{i}", {"answer": "accept"} | row) for i, row in enumerate(accepted)]
+    assert dataset_from_rows("t.jsonl", rows, CLASS, True).ids == ["1"]
+
+
 def test_ids_are_row_numbers_also_behind_bad_rows() -> None:
     values = [("hello", "a"), ("", "b"), ("foo", "b"), ("bar", None), ("baz", "a")]
     rows = [TableRow(f"t.csv:{i}", {"text": t, "label": y}) for i, (t, y) in enumerate(values, 2)]

@@ -32,11 +32,13 @@ class DelimitedRows(NamedTuple):
     Attributes:
       columns: names of the columns.
       rows: the rows, with a field for each column.
+      numbers: number of each of them in the file, from 0.
       bad: an error for each other row, without its full stop.
     """
 
     columns: list[str]
     rows: list[NumberedRow]
+    numbers: list[int]
     bad: list[str]
 
 
@@ -73,9 +75,10 @@ def read_delimited(
         _check_header(path, names)
     named = [i for i, name in enumerate(names) if name] or [*range(len(names))]
     rows: list[NumberedRow] = []
+    numbers: list[int] = []
     bad: list[str] = []
     unnamed: list[tuple[int, str]] = []
-    for number, values in numbered:
+    for index, (number, values) in enumerate(numbered):
         # Excel writes the header "text,label,," and may end rows after their last value.
         if not named[-1] < len(values) <= len(names):
             bad.append(
@@ -86,8 +89,10 @@ def read_delimited(
             bad.append(f"{path}:{number}: repeats the first line. {fix}")
         elif len(named) == len(names):
             rows.append((number, values))
+            numbers.append(index)
         else:
             rows.append((number, [values[i] for i in named]))
+            numbers.append(index)
             # The first column without a name is the index of pandas.
             unnamed += [
                 (number, v) for i, v in enumerate(values) if i and not names[i] and v.strip()
@@ -100,7 +105,7 @@ def read_delimited(
             len(unnamed),
             *reversed(unnamed[0]),
         )
-    return DelimitedRows([names[i] for i in named], rows, bad)
+    return DelimitedRows([names[i] for i in named], rows, numbers, bad)
 
 
 def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:

@@ -183,8 +183,8 @@ def dataset_from_rows(
 ) -> SequenceClassificationDataset:
     """Return the examples of a table.
 
-    Examples without a label are left out with a warning, see `missing_labels.py`,
-    and the ids of the others remain their row numbers.
+    Examples without a label are left out with a warning, see `missing_labels.py`. Ids are row
+    numbers, also behind rows that were left out.
 
     Args:
       name: name of the data set.
@@ -215,9 +215,11 @@ def dataset_from_rows(
             kept.append(row)
     check_bad_rows(bad, len(bad) + len(kept), max_bad_fraction or 0.0)
     ids = [row.text((columns.id,)) for row in kept] if columns.id else None
-    if bad and ids is None:
-        numbers = {id(row): str(number) for number, row in enumerate(rows)}
-        ids = [numbers[id(row)] for row in kept]
+    if ids is None:
+        numbers = {id(row): i if row.number is None else row.number for i, row in enumerate(rows)}
+        kept_numbers = [numbers[id(row)] for row in kept]
+        if kept_numbers != [*range(len(kept))]:
+            ids = [str(number) for number in kept_numbers]
     locations = [row.location for row in kept]
     if ids is not None:
         check_unique_ids(ids, locations, "example")

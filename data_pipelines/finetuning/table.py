@@ -33,10 +33,12 @@ class TableRow(NamedTuple):
     Attributes:
       location: file and line for error messages, such as "train.csv:7".
       values: values by column name.
+      number: number of the row in its file, from 0, rows that were skipped included; or None.
     """
 
     location: str
     values: dict[str, Any]
+    number: int | None = None
 
     def text(self, columns: Sequence[str]) -> str:
         """Return the text of one column, or of several joined by spaces; some may be empty.
@@ -112,8 +114,8 @@ def read_table(
     if suffix in (".csv", ".tsv", ".txt"):
         table = read_delimited(path, suffix, columns, keep_quotes=keep_quotes)
         rows = [
-            TableRow(f"{name}:{number}", dict(zip(table.columns, values, strict=True)))
-            for number, values in table.rows
+            TableRow(f"{name}:{line}", dict(zip(table.columns, values, strict=True)), number)
+            for (line, values), number in zip(table.rows, table.numbers, strict=True)
         ]
         check_bad_rows(table.bad, len(rows) + len(table.bad), max_bad_fraction)
     elif suffix in arrow_tables.SUFFIXES:
