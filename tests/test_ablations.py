@@ -201,9 +201,10 @@ def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) 
     assert len(train["modern"]) == 4
     assert run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
     assert len(train["local-attention-init"]) == 2
-    monkeypatch.setattr(commands, "run_process", lambda _: 2)
-    with pytest.raises(SystemExit, match="2"):  # other settings, so the commands run again
+    monkeypatch.setattr(commands, "run_process", lambda _: 7)
+    with pytest.raises(SystemExit) as stop:  # other settings, so the commands run again
         run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
+    assert stop.value.code == 7
 
 
 def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> None:

@@ -161,7 +161,9 @@ def test_lock_of_a_preempted_run_elsewhere_is_taken_once_it_has_saved(workdir, m
     timer = threading.Timer(0.5, first.__exit__, (None, None, None))
     timer.start()
     with WorkdirLock(workdir) as second:
+        assert first._released.is_set()
         timer.join()
+        assert not first._lost.is_set()
         second.check()
 
 

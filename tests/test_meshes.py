@@ -16,7 +16,7 @@ from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
 from bertjax.steps.step_functions import StepFunctions
-from bertjax.steps.train_step import means
+from bertjax.steps.train_step import TrainState, means
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 
@@ -43,8 +43,8 @@ def step_functions_on(
 
 def train(
     mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path | None = None
-) -> tuple[list[float], list[str]]:
-    """Return the losses of the first steps, and the parameters with a misplaced sharding.
+) -> tuple[list[float], list[str], list[np.ndarray]]:
+    """Return the losses of the first steps, parameters with a misplaced sharding, and arrays.
 
     The last state is saved to the directory.
     """
@@ -64,7 +64,11 @@ def train(
         checkpoints = Checkpointer(directory)
         checkpoints.save(state, lambda path: None)
         checkpoints.wait_until_finished()
-    return losses, misplaced
+    return losses, misplaced, arrays_of(state)
+
+
+def arrays_of(state: TrainState) -> list[np.ndarray]:
+    return jax.tree.map(np.asarray, jax.tree.leaves((state.params, state.opt_state, state.step)))
 
 
 def restore(
@@ -73,7 +77,7 @@ def restore(
     step_functions, _ = step_functions_on(mesh, corpus)
     state = Checkpointer(directory).restore(step_functions.state_shapes)
     assert state is not None
-    return jax.tree.map(np.asarray, jax.tree.leaves((state.params, state.opt_state, state.step)))
+    return arrays_of(state)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +107,10 @@ def trained(corpus, devices, checkpoints):
 
 
 def test_losses_do_not_depend_on_the_mesh_and_parameters_are_sharded_by_the_table(trained) -> None:
-    one_device, _ = trained[1, 1, 1].result()
+    one_device, *_ = trained[1, 1, 1].result()
     assert len(one_device) == STEPS and one_device[-1] < one_device[0]
     for mesh, job in trained.items():
-        losses, misplaced = job.result()
+        losses, misplaced, _ = job.result()
         np.testing.assert_allclose(losses, one_device, rtol=1e-5, err_msg=str(mesh))
         assert not misplaced, mesh
 
@@ -114,9 +118,8 @@ def test_losses_do_not_depend_on_the_mesh_and_parameters_are_sharded_by_the_tabl
 def test_checkpoint_of_sixteen_devices_restores_on_any_mesh(
     corpus, devices, checkpoints, trained
 ) -> None:
-    trained[SIXTEEN].result()
-    same = devices.submit(restore, SIXTEEN, corpus, checkpoints).result()
-    for mesh in [(16, 4, 1), (2, 2, 2), (1, 1, 1)]:
-        other = devices.submit(restore, mesh, corpus, checkpoints).result()
-        for ours, theirs in zip(other, same, strict=True):
+    *_, saved = trained[SIXTEEN].result()
+    for mesh in [SIXTEEN, (16, 4, 1), (2, 2, 2), (1, 1, 1)]:
+        restored = devices.submit(restore, mesh, corpus, checkpoints).result()
+        for ours, theirs in zip(restored, saved, strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=str(mesh))

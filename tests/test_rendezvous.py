@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import free_port
@@ -65,8 +66,8 @@ def test_meet_names_a_missing_process() -> None:
 
 def test_meet_ignores_other_programs_and_ended_processes() -> None:
     port = free_port()
-    thread = threading.Thread(target=meet, args=(Cluster(f"localhost:{port}", 2, 0), 60))
-    thread.start()
+    process_0 = ThreadPoolExecutor(1)
+    first = process_0.submit(meet, Cluster(f"localhost:{port}", 2, 0), 60)
     for line in (b"GET / HTTP/1.1\n", b"[true, 2]\n", b"[" * 5000, b""):
         while True:
             try:
@@ -77,14 +78,14 @@ def test_meet_ignores_other_programs_and_ended_processes() -> None:
         with connection:
             connection.sendall(line)
     meet(Cluster(f"localhost:{port}", 2, 1), 60)
-    thread.join()
+    first.result()
 
 
 def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
     port = free_port()
-    first = threading.Thread(target=meet, args=(Cluster(f"localhost:{port}", 3, 0), 60))
-    first.start()
+    process_0 = ThreadPoolExecutor(1)
+    first = process_0.submit(meet, Cluster(f"localhost:{port}", 3, 0), 60)
     while True:
         try:
             lost = socket.create_connection(("localhost", port))
@@ -94,11 +95,9 @@ def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
     lost.sendall(b"[1, 3]\n")  # open for ever, as no one is left who would close it
     time.sleep(0.2)
     others = [Cluster(f"localhost:{port}", 3, index) for index in (1, 2)]
-    threads = [threading.Thread(target=meet, args=(cluster, 60)) for cluster in others]
-    for thread in threads:
-        thread.start()
-    for thread in (*threads, first):
-        thread.join()
+    with ThreadPoolExecutor(3) as processes:
+        for future in [first, *(processes.submit(meet, cluster, 60) for cluster in others)]:
+            future.result()
     lost.close()
 
 

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -248,29 +247,27 @@ def test_prefix_of_tf1_has_a_version(tmp_path) -> None:
 
 
 def test_version_that_is_replaced_gets_no_more_requests(versions, monkeypatch) -> None:
-    """A request is submitted to the version that is current under the lock of the swap."""
-    order: list[str] = []
+    """While a request is submitted nothing can swap the version."""
+    submits, finish = threading.Event(), threading.Event()
     model = ServedModel.__new__(ServedModel)
     model._lock = threading.Lock()
 
     class Version:
-        def __init__(self, name: str) -> None:
-            self.name, self.batches = name, self
+        def __init__(self) -> None:
+            self.batches = self
 
         def submit(self, *_: Any) -> str:
-            order.append(self.name)
-            time.sleep(0.01)
-            return self.name
+            submits.set()
+            assert finish.wait(60)
+            return "answers"
 
-    old, new = Version("old"), Version("new")
-    model.version = old  # type: ignore[assignment]
-    with ThreadPoolExecutor(8) as clients:
-        futures = [clients.submit(model.submit, None, "") for _ in range(8)]  # type: ignore[arg-type]
-        with model._lock:
-            model.version, replaced_at = new, len(order)  # type: ignore[assignment]
-        answers = [future.result() for future in futures]
-    assert set(order[replaced_at:]) <= {"new"}
-    assert all(version.name == name for version, name in answers)
+    model.version = Version()  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(model.submit, None, "")  # type: ignore[arg-type]
+        assert submits.wait(60)
+        swaps = model._lock.acquire(blocking=False)
+        finish.set()
+        assert not swaps and answer.result() == (model.version, "answers")
 
 
 @pytest.mark.slow

@@ -124,12 +124,16 @@ def test_prepare_counts_pairs_and_random_ones(corpus, pairs) -> None:
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_other_objectives_read_the_texts(corpus, pairs, objective: str) -> None:
     """Texts of a pair are one segment if the second follows."""
-    data = PretrainingData(corpus, options(8, max_seq_length=LENGTH, objective=objective))
-    starts = {pair.a[0] for pair in pairs} | {pair.b[0] for pair in pairs if pair.is_random}
-    batch = data.batch(0)
+    chosen = options(8, max_seq_length=LENGTH, objective=objective, short_seq_prob=0.0)
+    batch = PretrainingData(corpus, chosen).batch(0)
     assert not batch["token_type_ids"].any()
-    firsts = restored(batch)[batch["position_ids"] == 1] if objective == "mlm" else []
-    assert np.mean([int(first) in starts for first in firsts] or 1) > 0.5
+    joined = {pair.a + pair.b for pair in pairs if not pair.is_random}
+    apart = {text for pair in pairs if pair.is_random for text in (pair.a, pair.b)}
+    tokens = restored(batch) if objective == "mlm" else batch["input_ids"]
+    for row, examples in zip(tokens, batch["example_ids"], strict=True):
+        for example in range(1, examples.max() + 1):
+            segment = tuple(row[examples == example].tolist())
+            assert segment[1:-1] in joined | apart, (segment, objective)
 
 
 @pytest.mark.slow
