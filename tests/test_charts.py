@@ -315,7 +315,9 @@ def example_charts() -> list[Chart]:
         line_chart(MetricDisplay("Accuracy", True), curves | {"x/<b>": points([2.0])}, 2020),
         scatter("Gold", [(1.0, 2.0), (3.0, 2.5)], ("$gold$ <&>", "predicted")),
         reliability_diagram([0.2, 0.25, 0.9], [False, True, True]),
-        strip_plot("Scores", {"<1>": [0.5, 0.5], "$2": [0.75]}, "accuracy"),
+        strip_plot(
+            "Scores", {"<1>": [0.5, 0.5], "$2": [0.75]}, {"<1>": 0.5, "$2": 0.75}, "accuracy"
+        ),
     ]
 
 
@@ -350,10 +352,11 @@ def test_charts_keep_text_as_text() -> None:
 
 
 def test_strip_plot_has_a_dot_per_value_and_a_line_per_mean() -> None:
-    svg = parsed(strip_plot("x", {"a": [1, 1, 4], "b": [3]}, ""))
+    groups = {"a": [1, 1, 4], "b": [3], "c": [2]}
+    svg = parsed(strip_plot("x", groups, {"a": 2.0, "b": 3.0, "c": None}, ""))
     (dots,) = (group for group in svg.iter("g") if group.get("class") == "points")
     places = [(float(use.get("x")), float(use.get("y"))) for use in dots.iter("use")]
-    assert len(set(places)) == 4
+    assert len(set(places)) == 5
     means = [path for path in svg.iter("path") if "var(--soft)" in path.get("style", "")]
     assert len(means) == 2
 

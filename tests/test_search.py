@@ -91,6 +91,26 @@ def test_search_continues_after_failed_runs() -> None:
     assert len(search.propose(trials, failed, 1)) == 2
 
 
+def test_pruned_points_are_ranked_behind_complete_ones() -> None:
+    search, asked = make_search(points=40, ranges=(RATE,)), []
+    trials: list[Trial] = []
+
+    def scores(pruned_score: float) -> dict[str, float]:
+        return {t.name: pruned_score if t.name in pruned else score_of(t) for t in trials}
+
+    pruned: dict[str, int] = {}
+    for _ in range(12):
+        (trial,) = search.propose(trials, scores(0.0), 1, pruned)
+        trials.append(trial)
+        if score_of(trial) < -1:  # far from the best rate
+            pruned[trial.name] = 2
+    assert pruned and len(pruned) < len(trials)
+    for value in (-5.0, 5.0):  # an early score says little
+        asked.append([t.name for t in search.propose(trials, scores(value), 1, pruned)])
+    assert asked[0] == asked[1]
+    assert asked[1] != [t.name for t in search.propose(trials, scores(5.0), 1)]
+
+
 def test_search_ends_when_a_small_space_is_exhausted() -> None:
     trials = run_search(make_search("random", points=50, ranges=(), grid=["batch_size=8,16,24"]))
     assert {trial.config.batch_size for trial in trials} == {8, 16, 24} and len(trials) == 3

@@ -28,7 +28,7 @@ from bertjax.reports.sweep import render_sweep
 from bertjax.reports.writer import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
-from bertjax.sweeps.sweep import summarize, sweep
+from bertjax.sweeps.sweep import _comparable, summarize, sweep
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from bertjax.workdir.lock import WorkdirLock
@@ -126,6 +126,39 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(toys) -> None
     assert summarize(trials, results, BestMetric("accuracy", False))["best"] == "seed=3"
     cells = format_results(result).splitlines()[1].split()
     assert cells[-6:] == ["4", "1", "0.7000", "0.2000", "0.5000", "0.9000"]
+
+
+def test_summarize_and_the_report_tell_pruned_runs_from_complete_ones(toys) -> None:
+    trials = trials_of(toys, [], 3)
+    scores = {"accuracy": 0.5, "loss": 1.0, "mlm_loss": 0.75, "nsp_loss": 1.0}
+    results: dict[str, dict] = {
+        trial.name: {"scores": scores | {"accuracy": score}, "failed": False}
+        for trial, score in zip(trials, (0.5, 0.9, 0.7), strict=True)
+    }
+    results[trials[1].name] |= {"pruned_at": 100}
+    result = summarize(trials, results, BestMetric("accuracy"))
+    (point,) = result["points"]
+    assert (point["num_failed"], point["num_pruned"], point["mean"]) == (0, 1, 0.6)
+    assert result["best"] == trials[2].name
+    assert format_results(result).splitlines()[1].split()[-7:-4] == ["3", "0", "1"]
+    page = render_sweep("grid", result)
+    assert "pruned at 100" in page and "mlm loss" in page and "nsp loss" not in page
+
+
+def test_run_is_compared_by_a_finite_score_whatever_its_other_scores_are(toys) -> None:
+    trials = trials_of(toys, [], 3)
+    all_scores: list[dict] = [
+        {"accuracy": 0.5, "user": None},
+        {"accuracy": None, "loss": 800.0},
+        {"accuracy": 0.9, "loss": None},
+    ]
+    results = {
+        trial.name: {"scores": scores, "failed": _comparable(BestMetric("accuracy"), scores) < 0}
+        for trial, scores in zip(trials, all_scores, strict=True)
+    }
+    assert [run["failed"] for run in results.values()] == [False, True, True]
+    result = summarize(trials, results, BestMetric("accuracy"))
+    assert result["best"] == trials[0].name and result["points"][0]["mean"] == 0.5
 
 
 def test_summarize_has_no_mean_for_a_point_of_failed_runs(toys) -> None:
@@ -247,7 +280,8 @@ def test_sweep_report_has_a_dot_for_each_run(swept) -> None:
 def test_sweep_report_shows_the_first_points_of_a_large_grid() -> None:
     names = [f"p{i}" for i in range(70)]
     run = {"failed": False, "scores": {"loss": 1.0}}
-    point = {"num_runs": 1, "num_failed": 0, "mean": 1.0, "std": None, "min": 1.0, "max": 1.0}
+    point = {"num_runs": 1, "num_failed": 0, "num_pruned": 0}
+    point |= {"mean": 1.0, "std": None, "min": 1.0, "max": 1.0}
     text = render_sweep(
         "sweep",
         {

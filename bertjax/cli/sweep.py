@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="in a search end runs that are worse than the median of earlier ones at an evaluation "
-        "(no run)",
+        help="in a search end runs whose best score so far is worse, at an evaluation, than the "
+        "median of earlier ones (no run)",
     )
     parser.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
@@ -128,11 +128,15 @@ def format_results(results: Mapping[str, Any]) -> str:
     Args:
       results: the content of sweep.json; see `bertjax.sweeps.sweep.summarize`.
     """
-    header = (results["primary_metric"], "runs", "failed", "mean", "std", "min", "max")
+    counts = ["num_runs", "num_failed"]
+    if any(point["num_pruned"] for point in results["points"]):
+        counts.append("num_pruned")
+    names = (name.removeprefix("num_") for name in counts)
+    header = (results["primary_metric"], *names, "mean", "std", "min", "max")
     rows = [
         (
             point["label"],
-            *(str(point[name]) for name in ("num_runs", "num_failed")),
+            *(str(point[name]) for name in counts),
             *(
                 "-" if point[name] is None else f"{point[name]:.4f}"
                 for name in ("mean", "std", "min", "max")

@@ -81,17 +81,22 @@ def reliability_diagram(probabilities: Sequence[float], correct: Sequence[bool])
     return scatter(title, points, ("probability", "accuracy"), as_percent=True, sizes=sizes)
 
 
-def strip_plot(title: str, groups: Mapping[str, Sequence[float]], label: str) -> Chart:
-    """Return a dot for each value above the name of its group, and a line at each mean."""
+def strip_plot(
+    title: str,
+    groups: Mapping[str, Sequence[float]],
+    means: Mapping[str, float | None],
+    label: str,
+) -> Chart:
+    """Return a dot for each value above the name of its group, and a line at the group's mean."""
     with new_axes(_LAYOUT, title) as axes:
         set_axis(axes, "y", value_axis([v for values in groups.values() for v in values]), False)
         places = range(len(groups))
         axes.set(xlim=(-0.5, max(len(groups), 1) - 0.5), xticks=places, xticklabels=list(groups))
         points, tooltips = [], []
         for place, (name, values) in zip(places, groups.items(), strict=True):
-            mean = sum(values) / len(values)
-            ends = (place - 0.25, place + 0.25)
-            axes.plot(ends, (mean, mean), color=COLORS["soft"], linewidth=1, clip_on=False)
+            if (mean := means[name]) is not None:
+                ends = (place - 0.25, place + 0.25)
+                axes.plot(ends, (mean, mean), color=COLORS["soft"], linewidth=1, clip_on=False)
             for i, value in enumerate(values):
                 # Side by side, so that equal values do not hide each other.
                 points.append((place + 0.25 * ((i + 0.5) / len(values) - 0.5), value))

@@ -21,12 +21,12 @@ from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.evaluator import make_parallel_evaluator
 from bertjax.training.initialization import PretrainedModel
-from bertjax.training.metrics_file import read_metrics
+from bertjax.training.metrics_file import read_metrics, to_scalar
 from bertjax.training.trainer import Trainer
 from bertjax.workdir.run_record import write_checkpoint_metadata
 
-# Of a step, names of runs and their scores at that step, or none, to whether all are pruned.
-Pruning = Callable[[int, Sequence[str], Mapping[str, Mapping[str, float]]], bool]
+ScoresByStep = Mapping[int, Mapping[str, float]]  # number of updates -> scores
+Pruning = Callable[[Mapping[str, ScoresByStep]], bool]  # of runs: whether all are pruned
 
 
 class ParallelRuns:
@@ -40,6 +40,7 @@ class ParallelRuns:
       task: the data of the sweep.
       step_functions: vmapped step functions of these configurations.
       batch_size: sequences of the batch of each run.
+      workdir: directory of the runs.
       pruning: whether to end the runs early; None for never.
     """
 
@@ -52,10 +53,12 @@ class ParallelRuns:
         task: Task,
         step_functions: ParallelStepFunctions,
         batch_size: int,
+        workdir: epath.Path,
         pruning: Pruning | None = None,
     ) -> None:
-        self.num_runs, self._pruning = len(configs), pruning
-        self._latest: dict[str, Evaluation] = {}  # of this process
+        self.num_runs, self._pruning, self._workdir = len(configs), pruning, workdir
+        self._start: int | None = None  # step from which this process trains
+        self._scores: dict[int, dict[str, dict[str, Any]]] = {}  # by step, of this process
         self._names, self._task, self._step_functions = names, task, step_functions
         self._batch_size, self._total_steps = batch_size, configs[0].total_steps
         self._schedules = [learning_rate_schedule(config.optimizer_config()) for config in configs]
@@ -64,13 +67,16 @@ class ParallelRuns:
         self._tasks = [prepare_task(task, config) for config in configs[first : first + num_local]]
 
     def train_batches(self, start: int) -> Iterable[HostBatch]:
-        """Yield this process's stacked batches [R, B, ...] from step `start` on."""
+        """Return this process's stacked batches [R, B, ...] from step `start` on."""
+        self._start = start
         batches = [task.train_batches(start, self._total_steps) for task in self._tasks]
-        for run_batches in zip(*batches, strict=True):
-            yield {
+        return (
+            {
                 name: np.stack([_pad(batch[name], self._batch_size) for batch in run_batches])
                 for name in run_batches[0]
             }
+            for run_batches in zip(*batches, strict=True)
+        )
 
     def fetch(self, sums: Sums) -> Sums:
         """Return the metric sums of the train step on the host."""
@@ -89,22 +95,43 @@ class ParallelRuns:
             metrics[name] = values | {"learning_rate": float(schedule(position))}
         return metrics
 
-    def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
-        """Return a function from parameters to evaluations by run."""
+    def compile_evaluator(self) -> Callable[[int, Any], Mapping[str, Evaluation]]:
+        """Return a function from a step and its parameters to evaluations by run."""
         evaluate = make_parallel_evaluator(self._task, self._step_functions)
 
-        def evaluator(params: Any) -> dict[str, Evaluation]:
+        def evaluator(step: int, params: Any) -> dict[str, Evaluation]:
             evaluations = evaluate(params)[: len(self._names)]
             mean = Evaluation(_finite_means([evaluation.scores for evaluation in evaluations]))
-            self._latest = dict(zip(self._names, evaluations, strict=True))
-            return {"": mean} | self._latest
+            named = dict(zip(self._names, evaluations, strict=True))
+            self._scores[step] = {
+                name: {k: to_scalar(v) for k, v in evaluation.scores.items()}
+                for name, evaluation in named.items()
+            }
+            return {"": mean} | named
 
         return evaluator
 
+    def scores(self, last: int) -> dict[str, dict[int, dict[str, Any]]]:
+        """Return run -> step -> scores, up to a step.
+
+        Those of this process come from the evaluations themselves: process 0 alone writes the file,
+        to a bucket with a delay, and all processes must find the same scores.
+        """
+        start = last if self._start is None else min(self._start, last)
+        found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self._names}
+        for line in read_metrics(self._workdir) if start else ():
+            name, _, split = line["split"].rpartition("/")
+            if split == "eval" and name in found and line["step"] <= start:
+                scores = {k: v for k, v in line.items() if k not in ("step", "split")}
+                found[name][line["step"]] = scores
+        for step, of_runs in self._scores.items():
+            for name, scores in of_runs.items():
+                found[name][step] = scores
+        return found
+
     def are_pruned(self, step: int) -> bool:
         """Return whether all runs are pruned at the evaluation of a step, or the last before it."""
-        scores = {name: evaluation.scores for name, evaluation in self._latest.items()}
-        return self._pruning is not None and self._pruning(step, self._names, scores)
+        return self._pruning is not None and self._pruning(self.scores(step))
 
 
 def make_parallel_trainer(
@@ -115,8 +142,8 @@ def make_parallel_trainer(
     sweep_dir: epath.Path,
     teacher: PretrainedModel | None = None,
     pruning: Pruning | None = None,
-) -> Trainer:
-    """Return the trainer of parallel runs, whose state has a leading axis of runs.
+) -> tuple[Trainer, ParallelRuns]:
+    """Return the trainer of parallel runs, whose state has a leading axis of runs, and the runs.
 
     Args:
       trials: the runs, at most as many as the step functions have.
@@ -135,21 +162,11 @@ def make_parallel_trainer(
     configs = [resolve_like(trial.config, config) for trial in filled]
     step_functions = step_functions.with_configs(configs)
     names = [trial.name for trial in trials]
-    runs = ParallelRuns(names, configs, task, step_functions, batch_size, pruning)
-    return Trainer(
+    runs = ParallelRuns(names, configs, task, step_functions, batch_size, workdir, pruning)
+    trainer = Trainer(
         config, workdir, task, step_functions, runs, init_record_dir=sweep_dir, teacher=teacher
     )
-
-
-def read_scores(workdir: epath.Path, names: Sequence[str]) -> dict[str, dict[int, Any]]:
-    """Return run -> step -> scores at that step, of parallel runs in their directory."""
-    scores: dict[str, dict[int, Any]] = {name: {} for name in names}
-    for line in read_metrics(workdir):
-        name, _, split = line["split"].rpartition("/")
-        if split == "eval" and name in scores:
-            values = {k: v for k, v in line.items() if k not in ("step", "split")}
-            scores[name][line["step"]] = values
-    return scores
+    return trainer, runs
 
 
 def write_run(

@@ -10,7 +10,8 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,13 +52,27 @@ def parse_range(entry: str) -> tuple[str, Range]:
     return name, interval
 
 
+class _Outcome(NamedTuple):
+    """Outcome of a point.
+
+    Attributes:
+      params: its parameters.
+      score: mean score of its runs; None if all have failed.
+      pruned_at: last step, if its runs were pruned.
+    """
+
+    params: dict[str, Any]
+    score: float | None
+    pruned_at: int | None = None
+
+
 class MedianPruning:
     """End of runs whose scores are worse than the median of earlier runs at the same step.
 
     It is Optuna's `MedianPruner`, which prunes none of the first five runs.
 
     Args:
-      curves: step -> score of each earlier run, the larger the better.
+      curves: step -> score of each earlier run that was not pruned, the larger the better.
 
     Raises:
       InputError: Optuna is not installed.
@@ -173,7 +188,11 @@ class Search:
         return list(trials.values())
 
     def propose(
-        self, trials: Sequence[Trial], scores: Mapping[str, float], num_runs: int
+        self,
+        trials: Sequence[Trial],
+        scores: Mapping[str, float],
+        num_runs: int,
+        pruned_steps: Mapping[str, int] = MappingProxyType({}),
     ) -> list[Trial]:
         """Return the trials of the next round, none at the end of the search.
 
@@ -181,37 +200,33 @@ class Search:
           trials: all trials so far.
           scores: run -> its score, the larger the better; -inf for one that failed.
           num_runs: runs that are trained at once.
+          pruned_steps: pruned run -> its last step. Optuna ranks them behind complete ones.
         """
         points = [trials[i : i + self._seeds] for i in range(0, len(trials), self._seeds)]
         history = []
         for point in points:
-            finite = [s for trial in point if (s := scores[trial.name]) > -math.inf]
+            finite = {t.name: s for t in point if (s := scores[t.name]) > -math.inf}
+            complete = [score for name, score in finite.items() if name not in pruned_steps]
+            values = complete or [*finite.values()]
             params = {
                 name: self._parse(name, point[0].point[short])
                 for name, short in self._short.items()
             }
-            history.append((params, float(np.mean(finite)) if finite else None))
+            score = float(np.mean(values)) if values else None
+            is_pruned = bool(values) and not complete
+            pruned_at = max(pruned_steps[name] for name in finite) if is_pruned else None
+            history.append(_Outcome(params, score, pruned_at))
         count = min(max(1, num_runs // self._seeds), self._num_points - len(points))
         proposals = self._propose(history, count) if count > 0 else []
         return [trial for params in proposals for trial in self._point(self._texts(params))]
 
-    def _propose(
-        self, history: Sequence[tuple[dict[str, Any], float | None]], count: int
-    ) -> list[dict[str, Any]]:
+    def _propose(self, history: Sequence[_Outcome], count: int) -> list[dict[str, Any]]:
         """Return parameters of new points that differ from one another and from earlier ones."""
-        trial_module, samplers = self._optuna.trial, self._optuna.samplers
+        samplers = self._optuna.samplers
         study = self._optuna.create_study(direction="maximize")
-        for params, score in history:
-            states = trial_module.TrialState
-            study.add_trial(
-                trial_module.create_trial(
-                    params=params,
-                    distributions=self._space,
-                    value=score,
-                    state=states.FAIL if score is None else states.COMPLETE,
-                )
-            )
-        seen, proposals = {self._key(params) for params, _ in history}, list[dict[str, Any]]()
+        for outcome in history:
+            study.add_trial(self._create_trial(outcome))
+        seen, proposals = {self._key(o.params) for o in history}, list[dict[str, Any]]()
         for attempt in range(100 * count):  # a small space may be exhausted
             # Seeded by the number of the point, so that no state of a sampler has to be kept.
             seed = 1000 * (len(history) + len(proposals)) + attempt
@@ -229,6 +244,19 @@ class Search:
             if len(proposals) == count:
                 break
         return proposals
+
+    def _create_trial(self, outcome: _Outcome) -> Any:
+        """Return an outcome as a trial of Optuna."""
+        states, score = self._optuna.trial.TrialState, outcome.score
+        is_pruned = outcome.pruned_at is not None
+        state = states.FAIL if score is None else states.PRUNED if is_pruned else states.COMPLETE
+        return self._optuna.trial.create_trial(
+            params=outcome.params,
+            distributions=self._space,
+            value=score if state == states.COMPLETE else None,
+            intermediate_values={outcome.pruned_at: score} if is_pruned else {},
+            state=state,
+        )
 
     def _parse(self, name: str, text: str) -> Any:
         space = self._space[name]

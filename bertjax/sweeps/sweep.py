@@ -17,10 +17,11 @@ from bertjax.mesh import distributed
 from bertjax.steps.parallel_runs import ParallelStepFunctions
 from bertjax.sweeps.grid import Trial, group_by_shape
 from bertjax.sweeps.parallel_training import (
+    ParallelRuns,
     Pruning,
+    ScoresByStep,
     make_parallel_trainer,
     prepare_task,
-    read_scores,
     resolve_like,
     write_run,
 )
@@ -87,7 +88,7 @@ def sweep(
             state.check_trials(all_trials)
             runner.train(all_trials)
             while proposed := trials.propose(
-                all_trials, runner.comparable_scores(), runner.num_parallel
+                all_trials, runner.comparable_scores(), runner.num_parallel, runner.pruned_steps()
             ):
                 all_trials += proposed
                 state.write_proposals(all_trials)
@@ -160,7 +161,7 @@ class SweepRunner:
             results = self._state.results
             remaining = [trial for trial in group if trial.name not in results]
             if remaining:
-                self._train_shape(shape, group, remaining)
+                self._train_shape(task, group, remaining)
 
     def _load_task(self, shape: str, group: Sequence[Trial]) -> Task:
         if self._task is None or self._task[0] != shape:
@@ -170,8 +171,7 @@ class SweepRunner:
             self._task = shape, task
         return self._task[1]
 
-    def _train_shape(self, shape: str, group: Sequence[Trial], remaining: Sequence[Trial]) -> None:
-        task = self._load_task(shape, group)
+    def _train_shape(self, task: Task, group: Sequence[Trial], remaining: Sequence[Trial]) -> None:
         seeds = {(trial.config.seed, trial.config.data_seed) for trial in group}
         if self._program is None or not seeds <= self._program.seeds:
             teacher = open_teacher(group[0].config, task, self._state.workdir)
@@ -185,13 +185,14 @@ class SweepRunner:
             done = len(self._state.results)
             _log.info("%d of %d runs done; now %s.", done, self._num_runs, names)
             directory = self._state.parallel_dir(selected, self.num_parallel)
-            pruning = self._make_pruning(directory) if self._prunes else None
-            trainer = make_parallel_trainer(
+            pruning = self._make_pruning() if self._prunes else None
+            trainer, runs = make_parallel_trainer(
                 selected, task, step_functions, directory, self._state.workdir, teacher, pruning
             )
             trainer.train()
             _record(
                 trainer,
+                runs,
                 selected,
                 self.primary_metric,
                 self._state,
@@ -199,28 +200,29 @@ class SweepRunner:
                 self._prunes,
             )
 
-    def _make_pruning(self, directory: epath.Path) -> Pruning:
-        """Return whether runs in a directory end, which follows from their scores up to a step."""
+    def _make_pruning(self) -> Pruning:
+        """Return the function that decides from the scores of runs whether they end."""
         median = MedianPruning(self._state.curves)
 
-        def pruning(
-            step: int, names: Sequence[str], latest: Mapping[str, Mapping[str, float]]
-        ) -> bool:
-            curves = _comparable_curves(directory, names, self.primary_metric, step)
-            for name, scores in latest.items():  # a bucket gets them later
-                curves[name][step] = self.primary_metric.comparable(scores)
-            return all(curves[name] and median.is_pruned(curves[name]) for name in names)
+        def pruning(scores: Mapping[str, ScoresByStep]) -> bool:
+            curves = [
+                _comparable_curve(by_step, self.primary_metric) for by_step in scores.values()
+            ]
+            return all(curve and median.is_pruned(curve) for curve in curves)
 
         return pruning
 
     def comparable_scores(self) -> dict[str, float]:
         """Return run -> its primary metric, the larger the better; -inf for a failed run."""
         return {
-            name: -math.inf
-            if run["failed"]
-            else _comparable_recorded_score(self.primary_metric, run["scores"])
+            name: -math.inf if run["failed"] else _comparable(self.primary_metric, run["scores"])
             for name, run in self._state.results.items()
         }
+
+    def pruned_steps(self) -> dict[str, int]:
+        """Return pruned run -> its last step."""
+        results = self._state.results.items()
+        return {name: run["pruned_at"] for name, run in results if "pruned_at" in run}
 
 
 def _load_task(config: Config) -> Task:
@@ -249,22 +251,14 @@ def _make_step_functions(
     return ParallelStepFunctions([config] * num_parallel, objective)
 
 
-def _comparable_curves(
-    directory: epath.Path, names: Sequence[str], primary_metric: BestMetric, last: int
-) -> dict[str, dict[int, float]]:
-    """Return run -> step -> its primary metric, the larger the better, up to a step."""
-    return {
-        name: {
-            step: primary_metric.comparable(scores)
-            for step, scores in curve.items()
-            if step <= last
-        }
-        for name, curve in read_scores(directory, names).items()
-    }
+def _comparable_curve(by_step: ScoresByStep, metric: BestMetric) -> dict[int, float]:
+    """Return step -> the metric of a run, the larger the better."""
+    return {step: metric.comparable(scores) for step, scores in by_step.items()}
 
 
 def _record(
     trainer: Trainer,
+    runs: ParallelRuns,
     trials: Sequence[Trial],
     primary_metric: BestMetric,
     state: SweepState,
@@ -273,7 +267,7 @@ def _record(
 ) -> None:
     """Record the scores of parallel runs, and keep the best run so far."""
     names, total = [trial.name for trial in trials], int(trainer.config.steps)
-    by_step = read_scores(trainer.workdir, names)
+    by_step = runs.scores(total)
     last = max(by_step[names[0]])  # parallel runs end together
     scores = [by_step[name][last] for name in names]
     if primary_metric.name not in scores[0]:
@@ -285,25 +279,20 @@ def _record(
         name: {
             # JSON has no number that is not finite.
             "scores": {k: v if math.isfinite(v) else None for k, v in run_scores.items()},
-            "failed": not math.isfinite(run_scores.get("loss", math.nan))
+            "failed": _comparable(primary_metric, run_scores) == -math.inf
             or trainer.task.is_degenerate(run_scores, primary_metric.name),
         }
         for name, run_scores in zip(names, scores, strict=True)
     }
     if prunes:
-        curves = _comparable_curves(trainer.workdir, names, primary_metric, last)
-        for name, curve in curves.items():
+        for name in names:
+            curve = _comparable_curve(by_step[name], primary_metric)
             finite = {str(k): v if math.isfinite(v) else None for k, v in curve.items()}
             results[name] |= {"curve": finite} | ({"pruned_at": last} if last < total else {})
-    comparable = [
-        primary_metric.comparable(run_scores)
-        if all(map(math.isfinite, run_scores.values()))  # an accuracy of NaN outputs is finite
-        else -math.inf
-        for run_scores in scores
-    ]
+    comparable = [_comparable(primary_metric, run_scores) for run_scores in scores]
     best = int(np.argmax(comparable))
     earlier = [
-        _comparable_recorded_score(primary_metric, run["scores"])
+        _comparable(primary_metric, run["scores"])
         for run in state.results.values()
         if "pruned_at" not in run
     ]
@@ -316,11 +305,17 @@ def _record(
     distributed.sync_processes("parallel runs")
 
 
-def _comparable_recorded_score(metric: BestMetric, scores: Mapping[str, float | None]) -> float:
-    """Return the comparable one of recorded scores; -inf if one is None, which is not finite."""
-    if None in scores.values():
-        return -math.inf
-    return metric.comparable({key: value or 0.0 for key, value in scores.items()})
+def _comparable(metric: BestMetric, scores: Mapping[str, float | None]) -> float:
+    """Return the metric of a run, the larger the better; -inf if it or the loss is not finite.
+
+    An accuracy of outputs that are NaN is finite. Some evaluations have no loss.
+
+    Args:
+      metric: the metric.
+      scores: scores, of which recorded ones are None in place of a number that is not finite.
+    """
+    finite = {name: math.nan if value is None else value for name, value in scores.items()}
+    return metric.comparable(finite) if math.isfinite(finite.get("loss", 0.0)) else -math.inf
 
 
 def _choose_primary_metric(task: Task, config: Config) -> BestMetric:
@@ -338,23 +333,22 @@ def summarize(
 ) -> dict[str, Any]:
     """Return the content of `sweep.json`.
 
-    A run has failed if its loss is not finite or the task finds its scores degenerate.
+    A run has failed if its loss or the score is not finite, or the task finds its scores
+    degenerate.
 
     Returns:
       `primary_metric` is the name of the score that ranks runs, `best` the name of the best run.
-      `points` has a summary of each point of the grid: `label`, `num_runs`, `num_failed`, and
-      `mean`, `std`, `min` and `max` of the score over the runs that neither failed nor were
-      pruned. `runs` has `name`, `point` (label of its point), `seed`, `scores`, `failed` and, if it
-      was pruned, `pruned_at`, its last step, of each run.
+      `points` has a summary of each point of the grid: `label`, `num_runs`, `num_failed`,
+      `num_pruned`, and `mean`, `std`, `min` and `max` of the score over the runs that neither
+      failed nor were pruned. `runs` has `name`, `point` (label of its point), `seed`, `scores`,
+      `failed` and, if it was pruned, `pruned_at`, its last step, of each run.
 
     Raises:
       CommandError: no run has a finite score.
     """
     name = primary_metric.name
     comparable = {
-        run_name: -math.inf
-        if "pruned_at" in run
-        else _comparable_recorded_score(primary_metric, run["scores"])
+        run_name: -math.inf if "pruned_at" in run else _comparable(primary_metric, run["scores"])
         for run_name, run in results.items()
     }
     points = []
@@ -367,6 +361,7 @@ def summarize(
                 "label": label,
                 "num_runs": len(runs),
                 "num_failed": sum(run["failed"] for run in runs),
+                "num_pruned": sum("pruned_at" in run for run in runs),
                 "mean": float(np.mean(scores)) if scores else None,
                 "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
                 "min": min(scores, default=None),

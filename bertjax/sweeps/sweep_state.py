@@ -108,11 +108,11 @@ class SweepState:
 
     @property
     def curves(self) -> list[dict[int, float]]:
-        """Comparable score of each finished run by step, of a search that prunes."""
+        """Comparable score by step of each run that ended well, of a search that prunes."""
         return [
             {int(step): -math.inf if score is None else score for step, score in curve.items()}
             for entry in self._entries.values()
-            if (curve := entry.get("curve"))
+            if (curve := entry.get("curve")) and not (entry["failed"] or "pruned_at" in entry)
         ]
 
     @property

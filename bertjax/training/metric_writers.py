@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
-import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
@@ -16,7 +15,13 @@ from bertjax.errors import StoppedError
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.train_step import Sums
 from bertjax.tasks.task import Evaluation
-from bertjax.training.metrics_file import Metrics, MetricsFile, metrics_path, truncate_metrics
+from bertjax.training.metrics_file import (
+    Metrics,
+    MetricsFile,
+    metrics_path,
+    to_scalar,
+    truncate_metrics,
+)
 from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
 from bertjax.training.throughput import ThroughputMeter
@@ -85,7 +90,7 @@ class MetricWriters:
         Raises:
           OSError: the disk is full; the file is named.
         """
-        scalars = {name: _to_scalar(value) for name, value in metrics.items()}
+        scalars = {name: to_scalar(value) for name, value in metrics.items()}
         for receiver in (*self._outputs, *self._trackers):
             receiver.log(step, split, scalars)
         if time.monotonic() - self._last_flush < self._flush_seconds:
@@ -208,10 +213,3 @@ class StepLogger:
         else:
             self._writers.print_metrics(step, "train", metrics[""])
         return step, metrics[""]
-
-
-def _to_scalar(value: Any) -> float | int | None:
-    """Return a Python number: JSON has no NumPy scalars."""
-    if value is None:
-        return None
-    return int(value) if isinstance(value, int | np.integer) else float(value)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
@@ -127,6 +128,13 @@ def path_in_errors(path: epath.PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def to_scalar(value: Any) -> float | int | None:
+    """Return a metric as a Python number: JSON has no NumPy scalars."""
+    if value is None:
+        return None
+    return int(value) if isinstance(value, int | np.integer) else float(value)
 
 
 def encode_line(step: int, split: str, metrics: Metrics) -> bytes:

@@ -152,11 +152,11 @@ class SingleRun:
         """Return False: a single run has none to be compared with."""
         return False
 
-    def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
-        """Return a function from parameters to evaluations by run."""
+    def compile_evaluator(self) -> Callable[[int, Any], Mapping[str, Evaluation]]:
+        """Return a function from a step and its parameters to evaluations by run."""
         evaluate = make_evaluator(self._task, self._step_functions)
 
-        def evaluator(params: Any) -> dict[str, Evaluation]:
+        def evaluator(step: int, params: Any) -> dict[str, Evaluation]:
             evaluation = evaluate([params])
             return {} if evaluation is None else {"": evaluation}
 

@@ -4,6 +4,7 @@ A run that is resumed from its newest checkpoint computes the same bits as one w
 """
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,8 +73,11 @@ class Runs(Protocol):
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
         """Return the means of metric sums, and the learning rate at a position of the schedule."""
 
-    def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
-        """Return a function from parameters to evaluations; empty without eval sets."""
+    def compile_evaluator(self) -> Callable[[int, Any], Mapping[str, Evaluation]]:
+        """Return a function from a step and its parameters to evaluations, none without eval sets.
+
+        It is called once for a step.
+        """
 
     def are_pruned(self, step: int) -> bool:
         """Return whether the evaluations up to a step end the training."""
@@ -205,7 +209,7 @@ class Trainer:
             constants = self.step_functions.train_constants()
             evaluate = self._runs.compile_evaluator()
             self._memory_budget.check_evaluation()
-            self._find_best_metric(evaluate, state)
+            self._find_best_metric(functools.partial(evaluate, first), state)
             distributed.sync_processes("compiled")  # processes compile at different speeds
             meter = ThroughputMeter(objective, config, mesh, feed, first, self._runs.num_runs)
             log = StepLogger(writers, meter, self._read_metrics, config, first)
@@ -242,7 +246,7 @@ class Trainer:
                     with meter.pause(), goodput.measure("saving"):
                         self._divergence.check_state(step, (state.params, state.opt_state))
                         with goodput.measure("evaluation"):
-                            evaluations = evaluate(state.params) if evaluates else {}
+                            evaluations = evaluate(step, state.params) if evaluates else {}
                             writers.write_evaluations(step, evaluations, state.params)
                         is_best, scores = False, evaluations[""].scores if evaluations else {}
                         if evaluations:
