@@ -2,15 +2,18 @@
 
 import collections
 import csv
+import json
 import pathlib
+import sys
 
 import pytest
 
 from bertjax.config.loading import load_config
 from bertjax.formats.loading import find_bert_config
 from bertjax.tasks import registry
+from data_pipelines.errors import InputError
 from experiments.students import tasks
-from experiments.synthetic_qa.small_squad import merge_training_files
+from experiments.synthetic_qa import small_squad
 
 
 def write_banking77(directory: pathlib.Path) -> None:
@@ -75,6 +78,26 @@ def article(title: str, *questions: tuple[str, bool]) -> dict:
 def test_small_squad_adds_each_unanswerable_question_once() -> None:
     first = [article("A", ("1", False)), article("B", ("2", True)), article("C", ("3", False))]
     second = [article("B", ("2", True), ("4", True), ("5", False)), article("D", ("6", False))]
-    merged = merge_training_files([first, second, second], articles=2)
+    merged = small_squad.merge_training_files([first, second, second], articles=2)
     assert merged[:2] == first[:2]
     assert merged[2:] == [article("B", ("4", True))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "train.json: no such file"),
+        ("{", "train.json:1: not JSON"),
+        (json.dumps({"questions": []}), "'data'"),
+        (json.dumps([{"id": "a", "context": "b c", "question": "d", "answers": []}]), "articles"),
+    ],
+)
+def test_small_squad_rejects_other_files(tmp_path, monkeypatch, content, message) -> None:
+    file = tmp_path / "train.json"
+    if content is not None:
+        file.write_text(content)
+    arguments = ["--train", str(file), "--dev", str(file), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["small_squad", *arguments])
+    with pytest.raises(InputError, match=message):
+        small_squad.main()
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from text_samples import make_documents
+from toy_synthetic_qa import CONTEXTS, make_options, make_rows, tag_capitals, write_squad
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.question_answering.squad import (
@@ -16,14 +17,8 @@ from data_pipelines.finetuning.question_answering.squad import (
     read_squad,
 )
 from experiments.synthetic_qa import negatives, questions, readers, stages, text
-from experiments.synthetic_qa.__main__ import (
-    STAGES,
-    main,
-    parse_overrides,
-    parse_stages,
-    plan_lines,
-)
-from experiments.synthetic_qa.options import STAGE_NAMES, Options, read_rows, write_rows
+from experiments.synthetic_qa.__main__ import STAGES
+from experiments.synthetic_qa.options import Options, read_rows, write_rows
 
 WORDS = [f"word{i}" for i in range(40)]
 
@@ -91,37 +86,6 @@ def test_filter_gives_each_candidate_one_fate() -> None:
     ]
     fates = [row["fate"] for row in questions.filter_candidates(rows, answers, 1.0)]
     assert fates[5] == questions.KEPT
-
-
-def tag_capitals(words):
-    """Tag capitalized words as proper nouns, numbers as numbers, and no others as content."""
-    return ["CD" if w.isdigit() else "NNP" if w[0].isupper() else "IN" for w in words]
-
-
-CONTEXTS = [
-    "In 1905 Norway left Sweden, and Oslo grew.",
-    "In 1914 Denmark sold the islands; Norway stayed neutral like Sweden.",
-]
-
-
-def make_rows() -> list[dict]:
-    asked = [
-        (0, "which country left Sweden ?", "Norway"),
-        (0, "what grew in 1905 ?", "Oslo"),
-        (1, "which country sold the islands ?", "Denmark"),
-        (1, "when stayed Norway neutral ?", "1914"),
-    ]
-    return [
-        {
-            "id": f"q{i}",
-            "document": 0,
-            "context": CONTEXTS[number],
-            "question": question,
-            "answer": answer,
-            "start": CONTEXTS[number].index(answer),
-        }
-        for i, (number, question, answer) in enumerate(asked)
-    ]
 
 
 def test_negatives_are_questions_of_other_paragraphs_and_with_replaced_spans() -> None:
@@ -201,8 +165,18 @@ def test_threshold_is_that_of_the_first_half() -> None:
     }
 
 
-def make_options(path: pathlib.Path, **fields) -> Options:
-    return Options(path / "work", "encoder", path / "squad", ("text",), **fields)
+def test_threshold_is_below_all_odds_where_no_answer_is_best() -> None:
+    def half(prefix: str) -> QuestionAnsweringDataset:
+        gold = (Answer("b", 2),)
+        return QuestionAnsweringDataset(
+            [Question(f"{prefix}0", "q", "a b", gold), Question(f"{prefix}1", "q", "a b")], 2
+        )
+
+    answers = dict.fromkeys(["x0", "x1", "y0", "y1"], "a")  # wrong
+    odds = {"x0": -2.0, "x1": -3.0, "y0": -1.0, "y1": -1.5}
+    scores = readers.score_halves([half("x"), half("y")], answers, odds)
+    assert -3.0001 < scores.pop("threshold") < -3.0
+    assert scores == {"exact": 50.0, "f1": 50.0, "HasAns_f1": 0.0, "NoAns_f1": 100.0}
 
 
 def test_processes_divide_the_blocks_without_a_remainder(tmp_path) -> None:
@@ -218,22 +192,45 @@ def test_processes_divide_the_blocks_without_a_remainder(tmp_path) -> None:
     assert sum(map(len, parts)) == len(whole) and parts[0] | parts[1] | parts[2] == whole
 
 
-def test_plan_names_every_stage_in_order(tmp_path) -> None:
-    lines = plan_lines(make_options(tmp_path))
-    assert [line.split(":")[0] for line in lines] == [
-        f"{i}. {name}" for i, name in enumerate(STAGE_NAMES, 1)
-    ]
+def test_readers_with_a_regression_have_a_control_that_differs_in_the_first_pass(
+    tmp_path, monkeypatch
+) -> None:
+    trained: dict[str, list[dict]] = {}
+
+    def train(options, model, workdir, spec, **fields) -> None:
+        trained.setdefault(workdir.parent.name, []).append(fields)
+
+    monkeypatch.setattr(readers, "train", train)
+    monkeypatch.setattr(readers, "_merge", lambda options, sources, path: write_rows(path, []))
+    options = make_options(tmp_path, seed=1)
+    for name in ("negatives", "negatives_regression", "synthetic"):
+        readers._train_reader(options, tmp_path, name, 1)
+    assert trained["negatives_regression"] == trained["synthetic"][1:]
+    assert trained["negatives_regression"][0].pop("data__null_score") == "regression"
+    assert trained["negatives_regression"] == trained["negatives"]
 
 
-def test_settings_of_another_start_are_rejected(tmp_path) -> None:
+def test_processes_agree_that_a_training_has_ended(tmp_path, monkeypatch) -> None:
+    commands = []
+    monkeypatch.setattr(stages, "run_bertjax", lambda *words: commands.append(words))
+    for process_id in range(2):  # the second was killed after the training, and has no record
+        options = make_options(tmp_path, num_processes=2, process_id=process_id)
+        stages.train(options, "reader", tmp_path / "run", "squad:data=d")
+    assert len(commands) == 1 and "--process-id=0" in commands[0]
+
+
+def test_text_is_read_by_all_cores(tmp_path, monkeypatch) -> None:
+    chosen = []
+
+    def read_documents(inputs, workers=1) -> list[list[str]]:
+        chosen.append(workers)
+        return make_documents(7)
+
+    monkeypatch.setattr(stages, "read_documents", read_documents)
+    monkeypatch.setattr(stages, "train", lambda *args, **fields: None)
     options = make_options(tmp_path)
-    options.check_settings()
-    options.check_settings()
-    dataclasses.replace(options, readers=("one_pass",), seeds=3).check_settings()
-    with pytest.raises(InputError, match=r"made with paragraphs=10000, not 5\. Name another"):
-        dataclasses.replace(options, paragraphs=5).check_settings()
-    with pytest.raises(InputError, match="made with models="):
-        dataclasses.replace(options, overrides={"reader": {"steps": "1"}}).check_settings()
+    stages.train_decoder(options, tmp_path / "decoder")
+    assert chosen == [None]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n[]', '{"a": 1}\nx'])
@@ -246,89 +243,24 @@ def test_damaged_rows_are_named(tmp_path, content: str) -> None:
         read_rows(tmp_path / "a.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"sentence_pairs": 0}, "--sentence-pairs=0: Use at least 1"),
-        ({"paragraphs": -1}, "--paragraphs=-1: Use at least 1"),
-        ({"num_answers": 0}, "--num-answers=0: Use at least 1"),
-        ({"block_size": 0}, "--block-size=0: Use at least 1"),
-        ({"seeds": 0}, "--seeds=0: Use at least 1"),
-        ({"seed": -1}, "--seed=-1: negative"),
-        ({"negatives_per_question": -0.5}, "--negatives-per-question=-0.5: not a number"),
-        ({"negatives_per_question": float("nan")}, "not a number from 0"),
-        ({"null_threshold": float("nan")}, "--null-threshold=nan: no number"),
-        ({"readers": ("real", "fake")}, "--readers=fake: unknown. Use some of real"),
-        ({"overrides": {"teacher": {}}}, "--set teacher.FIELD: no such model. Use decoder"),
-        ({"process_id": 1}, "--process-id=1: not below --num-processes=1"),
-    ],
-    ids=str,
-)
-def test_options_reject(tmp_path, fields: dict, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        make_options(tmp_path, **fields)
-
-
-@pytest.mark.parametrize("stages_", ["0", "9", "3-2", "x", "1-", "-2", "", "1-9"])
-def test_stages_reject(stages_: str) -> None:
-    if stages_ == "1-":
-        assert [*parse_stages("1-")] == [1]
-        return
-    with pytest.raises(InputError, match="--stages="):
-        parse_stages(stages_)
-
-
-def test_overrides_are_fields_of_models() -> None:
-    assert parse_overrides(["reader.steps=3", "reader.model.dtype=float32"]) == {
-        "reader": {"steps": "3", "model.dtype": "float32"}
-    }
-    for item in ("reader.steps", "steps=3", "reader.=3"):
-        with pytest.raises(InputError, match="not of the form"):
-            parse_overrides([item])
-
-
 @pytest.fixture
 def squad(tmp_path) -> pathlib.Path:
-    path = tmp_path / "squad"
-    path.mkdir()
-    rows = make_rows()
-    rows += negatives.make_negatives(rows, 1.0, tag_capitals, seed=0)
-    for name in ("train-v2.0.json", "dev-v2.0.json"):
-        questions.write_squad(path / name, rows)
-    return path
+    return write_squad(tmp_path / "squad")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("train-v2.0.json", None, "train-v2.0.json: no such file"),
-        ("dev-v2.0.json", "{", "dev-v2.0.json:1: not JSON"),
-        ("dev-v2.0.json", json.dumps({"data": []}), "dev-v2.0.json: no questions"),
-    ],
-)
-def test_command_rejects_squad(squad, tmp_path, monkeypatch, file, content, message) -> None:
-    monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
-    (squad / file).unlink() if content is None else (squad / file).write_text(content)
-    command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
-    with pytest.raises(InputError, match=message):
-        main([*command, "--text", "t"])
-    assert not (tmp_path / "w").exists()
+@pytest.mark.parametrize("content", ['{"a": 1}', '{"data": {}}', "{}\n{}"])
+def test_other_layouts_of_questions_are_rejected(squad, content: str) -> None:
+    (squad / "dev-v2.0.json").write_text(content)
+    with pytest.raises(InputError, match=r"dev-v2\.0\.json"):
+        questions.read_articles(squad / "dev-v2.0.json")
 
 
-@pytest.mark.parametrize("option", ["--workdir", "--squad"])
-def test_command_rejects_a_bucket(squad, option: str) -> None:
-    values = {"--workdir": "w", "--encoder": "e", "--squad": str(squad), "--text": "t"}
-    values[option] = "gs://bucket/directory"
-    with pytest.raises(InputError, match="gs://bucket/directory: not local"):
-        main([word for pair in values.items() for word in pair])
-
-
-def test_command_rejects_questions_that_all_have_answers(squad, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
-    questions.write_squad(squad / "train-v2.0.json", make_rows())
-    command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
-    with pytest.raises(InputError, match="all questions have answers"):
-        main([*command, "--text", "t"])
+def test_rows_of_questions_are_no_articles(squad) -> None:
+    row = {"id": "a", "context": "b c", "question": "d", "answers": []}
+    rows = "".join(json.dumps(row | {"id": name}) + "\n" for name in "ab")
+    (squad / "dev-v2.0.json").write_text(rows)
+    with pytest.raises(InputError, match="not in SQuAD's layout of articles"):
+        questions.read_articles(squad / "dev-v2.0.json")
 
 
 def fake_prediction(row: dict) -> dict:
@@ -355,7 +287,7 @@ def test_stages_write_the_same_files_on_several_processes(squad, tmp_path, monke
         return 0
 
     monkeypatch.setattr(stages, "run_bertjax", run)
-    monkeypatch.setattr(stages, "run_once", lambda record, commands: None)
+    monkeypatch.setattr(stages, "train", lambda *args, **fields: None)
     monkeypatch.setattr(stages, "load_tagger", lambda: tag_capitals)
     documents = "\n\n".join("\n".join(document) for document in make_documents(7))
     (tmp_path / "text").write_text(documents)

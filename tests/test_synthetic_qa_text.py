@@ -35,3 +35,16 @@ def test_paragraphs_leave_out_documents_with_known_passages() -> None:
     known = text.known_words(["Other words. " + documents[1][2][30:200]])
     rows = text.sample_paragraphs(documents, 100, 0, known)
     assert {row["document"] for row in rows} == {0, 2}
+
+
+def test_paragraphs_that_are_not_sampled_may_be_known_too() -> None:
+    documents = make_documents(4)
+    short = " ".join(f"short{i}" for i in range(20))
+    long = " ".join(f"long{i}" for i in range(300))
+    eleventh = " ".join(f"eleventh{i}" for i in range(60))
+    documents[0].append(short)
+    documents[1].append(long)
+    documents[2] += [" ".join(f"word{i}-{j}" for j in range(60)) for i in range(7)] + [eleventh]
+    known = text.known_words([short, long, eleventh])
+    rows = text.sample_paragraphs(documents, 100, 0, known)
+    assert {row["document"] for row in rows} == {3}

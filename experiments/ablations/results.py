@@ -127,8 +127,10 @@ def write_results(
 
 def _chart(rows: Sequence[VariantResult], name: str) -> Chart:
     """Return the scores of each row that has any."""
-    groups = {str(i): _without_missing(row.scores[name]) for i, row in enumerate(rows, 1)}
-    return strip_plot(name, {row: scores for row, scores in groups.items() if scores}, "")
+    scores = {str(i): _without_missing(row.scores[name]) for i, row in enumerate(rows, 1)}
+    groups = {row: values for row, values in scores.items() if values}
+    means = {row: statistics.fmean(values) for row, values in groups.items()}
+    return strip_plot(name, groups, means, "")
 
 
 def _without_missing(values: Sequence[float | None]) -> list[float]:

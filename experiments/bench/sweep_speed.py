@@ -14,6 +14,7 @@ between the sweep and the runs on their own.
 import os
 import pathlib
 import shutil
+import sys
 from collections import defaultdict
 
 from bertjax.training.metrics_file import read_metrics
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4, help="seeds of each learning rate, from 0")
     parser.add_argument("--devices", type=int, default=1, help="simulated devices of the sweep")
     args, overrides = parser.parse_known_args()
+    if args.output.exists():
+        sys.exit(f"--output={args.output}: exists. Name a new directory.")
     harness.limit_cores(args.cores)
     args.output.mkdir(parents=True)
     config = ["--config", args.config, *harness.EVALUATE_AT_END, *overrides]

@@ -20,10 +20,12 @@ import json
 import os
 import pathlib
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
+from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.training.metrics_file import read_metrics
 from bertjax.version import __version__
 from data_pipelines.corpus.shards import MANIFEST
@@ -102,12 +104,17 @@ def train(args: argparse.Namespace, corpus: pathlib.Path, flags: Sequence[str]) 
 
 
 def evaluate(workdir: pathlib.Path, scores: pathlib.Path) -> Mapping[str, float]:
-    """Return the scores of a run on the whole eval split."""
-    rules = {
+    """Return the scores of a run on the whole eval split.
+
+    No option of the run's `data` but the corpus, and no weight of its losses, has an effect.
+    """
+    data_fields = PretrainingTask.DATA_FIELDS.items()
+    rules = {f"data.{name}": field.default for name, field in data_fields if name != "dir"} | {
         "max_seq_length": MAX_SEQ_LENGTH,
         "eval_batch_size": EVAL_BATCH_SIZE,
         "eval_batches": 0,
         "packing": True,
+        "loss_weights": "",
         "data.objective": "mlm",
     }
     target = ["--checkpoint", str(workdir), "--output", str(scores)]
@@ -139,6 +146,9 @@ def main() -> None:
     parser.add_argument("--stage", nargs=2, action="append", metavar=("PERCENT", "CONFIG"))
     parser.add_argument("--minutes", type=float, help="time of a trial, which is no record")
     args, flags = parser.parse_known_args()
+    for percent, config in args.stage or ():
+        if not re.fullmatch(r"\d+(\.\d+)?", percent):
+            parser.error(f"--stage {percent} {config}: {percent!r} is no percentage. Use 80.")
     if args.stage and sum(float(percent) for percent, _ in args.stage) != 100:
         parser.error("--stage: the shares do not add up to 100 percent.")
     if unknown := [flag for flag in flags if not flag.startswith("--config.")]:

@@ -6,11 +6,13 @@
 
 Evaluates the teacher, then fine-tunes students of one shape from the blocks `--init-layers` of
 `--init`, N with the teacher and N without. Prints means and standard errors of the scores, how much
-of the gap between the teacher and students without is recovered, parameters, latency of one text of
-32 tokens, and texts per second. `--distill` sets fields of `distill`, `--set` those of all
-students, such as steps. With `--two-stage`, N more students learn hidden states of the teacher
-first, for the same number of steps. Every step is a `bertjax` command, printed before it runs; the
-same one resumes. DIR/students.json and .md have the table.
+of the gap between the teacher and students without is recovered, failed runs, which no mean counts,
+steps, parameters, latency of one text of 32 tokens, and texts per second. `--distill` sets fields
+of `distill`, `--set` those of all students, such as steps. With `--two-stage`, N more students
+learn hidden states of the teacher first, for the same number of steps; `hidden_loss` and
+`layer_map` are then those of this stage, unless `--distill` has a `hidden_weight`. Every step is a
+`bertjax` command, printed before it runs; the same one resumes. DIR/students.json and .md have the
+table.
 """
 
 import argparse
@@ -18,23 +20,48 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from etils import epath
 
 import bertjax
+from bertjax.config.loading import read_run_record
+from bertjax.training.metrics_file import read_metrics
+from data_pipelines.errors import InputError
 from experiments.ablations.commands import override_flags, run_once
 
 _TEXTS, _CALLS, _WORDS = 256, 30, 30  # with [CLS] and [SEP] a text has 32 tokens
-_DATA_OF_BOTH_STAGES = ("distill.teacher", "distill.unlabeled")
-_HIDDEN_STATES: dict[str, object] = {
+# Parts of the names of what is in sweep.json beside scores of a model.
+_NO_SCORES = ("loss", "majority", "total", "thresh")
+_FIELDS_OF_BOTH_STAGES = ("distill.teacher", "distill.teacher_dtype", "distill.unlabeled")
+_HIDDEN_OPTIONS = ("distill.hidden_loss", "distill.layer_map")
+_HIDDEN_WEIGHTS: dict[str, object] = {
     "distill.hidden_weight": 1,
     "distill.labels_weight": 0,
     "distill.logits_weight": 0,
 }
+
+
+class Students(NamedTuple):
+    """Trained students of a kind.
+
+    Attributes:
+      scores: scores of each run that has not failed, by their names.
+      num_failed: number of the other runs.
+      steps: train steps of a run, in all its stages.
+      best: checkpoint of the best run.
+    """
+
+    scores: Mapping[str, Sequence[float]]
+    num_failed: int
+    steps: int
+    best: pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +71,8 @@ class Row:
     Attributes:
       name: teacher, or student with or without it.
       scores: scores of each run by their names.
+      num_failed: number of runs that failed, which have no scores.
+      steps: train steps of a run; None for the teacher.
       parameters: number of parameters of encoder and heads.
       latency_ms: median time of one text of 32 tokens.
       texts_per_second: throughput of many such texts.
@@ -51,6 +80,8 @@ class Row:
 
     name: str
     scores: Mapping[str, Sequence[float]]
+    num_failed: int
+    steps: int | None
     parameters: int
     latency_ms: float
     texts_per_second: float
@@ -64,6 +95,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 def recovered(teacher: Sequence[float], without: Sequence[float], student: Sequence[float]) -> str:
     """Return how much of the gap between teacher and students without it a student recovers."""
+    if not (without and student):
+        return "-"
     top, (base, error), (mean, _) = teacher[0], mean_and_error(without), mean_and_error(student)
     if not top - base > 2 * error:
         return "no gap of two standard errors"
@@ -73,24 +106,35 @@ def recovered(teacher: Sequence[float], without: Sequence[float], student: Seque
 def format_table(rows: Sequence[Row]) -> str:
     """Return the table in Markdown."""
     names = list(rows[-1].scores)
-    lines = [["", *names, "parameters", "ms a text", "texts/s"]]
+    lines = [["", *names, "failed", "steps", "parameters", "ms a text", "texts/s"]]
     for row in rows:
-        cells = []
-        for name in names:
-            mean, error = mean_and_error(row.scores[name])
-            cells.append(f"{mean:.4f}" + (f" ± {error:.4f}" if len(row.scores[name]) > 1 else ""))
-        parameters = f"{row.parameters / 1e6:.1f}M"
-        speed = f"{row.latency_ms:.1f}", f"{row.texts_per_second:.0f}"
-        lines.append([row.name, *cells, parameters, *speed])
+        cells = [_format_scores(row.scores[name]) for name in names]
+        cells += [str(row.num_failed), "" if row.steps is None else f"{row.steps:,}"]
+        cells += [f"{row.parameters / 1e6:.1f}M"]
+        cells += [f"{row.latency_ms:.1f}", f"{row.texts_per_second:.0f}"]
+        lines.append([row.name, *cells])
     teacher, without, *students = rows
     for row in students:
         triples = [(r.scores[name] for r in (teacher, without, row)) for name in names]
-        lines.append([f"recovered, {row.name}", *(recovered(*t) for t in triples), "", "", ""])
+        lines.append([f"recovered, {row.name}", *(recovered(*t) for t in triples), *[""] * 5])
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def measure(name: str, scores: Mapping[str, Sequence[float]], path: pathlib.Path) -> Row:
+def _format_scores(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean, error = mean_and_error(values)
+    return f"{mean:.4f}" + (f" ± {error:.4f}" if len(values) > 1 else "")
+
+
+def measure(
+    name: str,
+    scores: Mapping[str, Sequence[float]],
+    num_failed: int,
+    steps: int | None,
+    path: epath.PathLike,
+) -> Row:
     """Return the row of a model, whose encoder is timed."""
     model = bertjax.load(path)
     word = max((token for token in model.tokenizer.tokens if token.isalpha()), key=len)
@@ -105,7 +149,8 @@ def measure(name: str, scores: Mapping[str, Sequence[float]], path: pathlib.Path
     model.encode([text] * _TEXTS)
     seconds = time.perf_counter() - start
     num_params = sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    return Row(name, scores, num_params, 1e3 * statistics.median(times), _TEXTS / seconds)
+    latency = 1e3 * statistics.median(times)
+    return Row(name, scores, num_failed, steps, num_params, latency, _TEXTS / seconds)
 
 
 def read_runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -114,37 +159,79 @@ def read_runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return runs
 
 
-def collect_scores(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the scores of each run by name, without losses and those of the majority class."""
-    names = [name for name in runs[0]["scores"] if "loss" not in name and "majority" not in name]
-    return {name: [run["scores"][name] for run in runs] for name in names}
+def collect_scores(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[float]], int]:
+    """Return the scores by name of each run that has not failed, and the number of the others.
+
+    Losses, counts, thresholds and scores of the majority class are left out.
+
+    Args:
+      runs: the runs of a sweep; a score that is not finite is None.
+    """
+    names = [name for name in runs[0]["scores"] if not any(part in name for part in _NO_SCORES)]
+    complete = [run for run in runs if not run["failed"] and None not in run["scores"].values()]
+    scores = {name: [run["scores"][name] for run in complete] for name in names}
+    return scores, len(runs) - len(complete)
 
 
-def train_students(
-    args: argparse.Namespace, name: str, fields: Mapping[str, object]
-) -> dict[str, list[float]]:
-    """Train the students of a kind and return the scores of each."""
+def collect_students(
+    runs: Sequence[Mapping[str, Any]], workdir: pathlib.Path, earlier_steps: int = 0
+) -> Students:
+    """Return the students of some runs.
+
+    Args:
+      runs: the runs.
+      workdir: directory of a sweep, whose best run is timed.
+      earlier_steps: steps of the stages before it.
+    """
+    best = workdir / "best"
+    steps = earlier_steps + read_run_record(epath.Path(best))["step"]
+    return Students(*collect_scores(runs), steps, best)
+
+
+def train_students(args: argparse.Namespace, name: str, fields: Mapping[str, object]) -> Students:
+    """Train the students of a kind."""
     workdir = args.output / name
     command = ["sweep", "--config", args.config, "--workdir", str(workdir)]
     command += ["--seeds", str(args.seeds), *override_flags(fields)]
     run_once(args.output / f"{name}.commands.json", [command])
-    return collect_scores(read_runs(workdir))
+    return collect_students(read_runs(workdir), workdir)
+
+
+def split_stages(
+    teaching: Mapping[str, object],
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the fields of `distill` of the stage of hidden states, and those of predictions.
+
+    Stored logits have no hidden states, and a temperature has no effect on these.
+
+    Args:
+      teaching: fields of both stages.
+    """
+    kept = (*_FIELDS_OF_BOTH_STAGES, *_HIDDEN_OPTIONS)
+    first = {name: value for name, value in teaching.items() if name in kept}
+    # A configuration rejects a field that no loss reads.
+    unread = [] if "distill.hidden_weight" in teaching else [*_HIDDEN_OPTIONS]
+    unread += ["distill.teacher_dtype"] if "distill.logits" in teaching else []
+    second = {name: value for name, value in teaching.items() if name not in unread}
+    return first | _HIDDEN_WEIGHTS, second
 
 
 def train_in_two_stages(
-    args: argparse.Namespace, shared: dict[str, object], teaching: dict[str, object]
-) -> tuple[dict[str, list[float]], pathlib.Path]:
-    """Train students on hidden states, then on predictions; return scores and a workdir.
+    args: argparse.Namespace,
+    shared: dict[str, object],
+    hidden_states: dict[str, object],
+    predictions: dict[str, object],
+) -> Students:
+    """Train students on hidden states, then on predictions.
 
     Args:
       args: the arguments; the students have the seeds of those without the teacher.
       shared: fields of all students.
-      teaching: fields of students with the teacher.
+      hidden_states: fields of the first stage.
+      predictions: fields of the second stage.
     """
-    # Stored logits have no hidden states, and a temperature has no effect on these.
-    kept = {name: teaching[name] for name in _DATA_OF_BOTH_STAGES if name in teaching}
-    first_stage = shared | kept | _HIDDEN_STATES
-    second_stage = {name: v for name, v in shared.items() if name != "init_layers"} | teaching
+    first_stage = shared | hidden_states
+    second_stage = {name: v for name, v in shared.items() if name != "init_layers"} | predictions
     directory, runs = args.output / "two-stage", []
     for seed in (run["seed"] for run in read_runs(args.output / "without")):
         hidden, workdir = directory / f"hidden-{seed}", directory / f"predictions-{seed}"
@@ -157,7 +244,33 @@ def train_in_two_stages(
         )
         run_once(directory / f"{seed}.commands.json", [first, second])
         runs += read_runs(workdir)
-    return collect_scores(runs), workdir
+    return collect_students(runs, workdir, read_metrics(hidden)[-1]["step"])
+
+
+def parse_fields(flag: str, items: Sequence[str]) -> dict[str, str]:
+    """Return the fields of `FIELD=VALUE` by name.
+
+    Raises:
+      InputError: an item of the flag has another form.
+    """
+    for item in items:
+        if not re.match("[^=]+=", item):
+            raise InputError(f"{flag} {item}: not of the form FIELD=VALUE. Add a value.")
+    return dict(item.split("=", 1) for item in items)
+
+
+def check_steps(settings: Mapping[str, str], distill: Mapping[str, str]) -> None:
+    """Check that all students are trained for the same number of steps.
+
+    Raises:
+      InputError: examples without labels make the epochs of students with the teacher longer.
+    """
+    unlabeled, steps = distill.get("unlabeled"), settings.get("steps", "")
+    if unlabeled and not re.fullmatch(r"\d+( steps?)?", steps):
+        raise InputError(
+            f"--distill unlabeled={unlabeled}: makes epochs of the students with the teacher "
+            "longer. Give all a number of steps, such as --set steps=6000."
+        )
 
 
 def main() -> None:
@@ -174,9 +287,10 @@ def main() -> None:
     parser.add_argument("--distill", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     args = parser.parse_args()
+    settings, distill = parse_fields("--set", args.set), parse_fields("--distill", args.distill)
+    check_steps(settings, distill)
     args.output.mkdir(parents=True, exist_ok=True)
     evaluation = args.output / "teacher"
-    settings = dict(item.split("=", 1) for item in args.set)
     command = ["evaluate", "--checkpoint", args.teacher, "--config", args.config]
     # The other fields of the model are the student's shape; the teacher has its own.
     is_shape = {name: name.startswith("model.") and name != "model.dtype" for name in settings}
@@ -185,23 +299,20 @@ def main() -> None:
     shared: dict[str, object] = {"init": args.init, **settings}
     if args.init_layers:
         shared["init_layers"] = args.init_layers
-    distill = {f"distill.{name}": v for name, v in (item.split("=", 1) for item in args.distill)}
-    teaching = {"distill.teacher": args.teacher, **distill}
+    teaching: dict[str, object] = {"distill.teacher": args.teacher}
+    teaching |= {f"distill.{name}": value for name, value in distill.items()}
+    hidden_states, predictions = split_stages(teaching) if args.two_stage else ({}, teaching)
     without = train_students(args, "without", shared)
-    with_teacher = train_students(args, "with", shared | teaching)
+    with_teacher = train_students(args, "with", shared | predictions)
     teacher_scores = json.loads((evaluation / "scores.json").read_text())
-    rows = [
-        measure(
-            "teacher",
-            {name: [teacher_scores[name]] for name in without},
-            pathlib.Path(args.teacher),
-        ),
-        measure("student without", without, args.output / "without" / "best"),
-        measure("student with", with_teacher, args.output / "with" / "best"),
-    ]
+    students = {"student without": without, "student with": with_teacher}
     if args.two_stage:
-        scores, workdir = train_in_two_stages(args, shared, teaching)
-        rows.append(measure("student with, two stages", scores, workdir / "best"))
+        students["student with, two stages"] = train_in_two_stages(
+            args, shared, hidden_states, predictions
+        )
+    scores = {name: [teacher_scores[name]] for name in without.scores}
+    rows = [measure("teacher", scores, 0, None, args.teacher)]
+    rows += [measure(name, *kind) for name, kind in students.items()]
     table = format_table(rows)
     (args.output / "students.md").write_text(table)
     content = [dataclasses.asdict(row) for row in rows]
@@ -210,4 +321,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

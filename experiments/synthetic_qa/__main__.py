@@ -21,6 +21,7 @@ from typing import Any
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 from experiments.synthetic_qa import readers, report, stages
+from experiments.synthetic_qa.negatives import load_tagger
 from experiments.synthetic_qa.options import DEFAULTS, READERS, STAGE_NAMES, Options
 
 STAGES = {
@@ -138,6 +139,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args |= {name: local_path(args[name]) for name in ("workdir", "squad")}
     options = Options(**args, overrides=overrides)
     options.check_inputs()
+    tags_words = STAGE_NAMES.index("negatives") + 1 in numbers and options.negatives_per_question
+    if options.leads and tags_words:
+        load_tagger()  # a missing library would end stage 7, after hours
     options.check_settings()
     print("\n".join(plan_lines(options)), flush=True)
     for number in numbers:

@@ -27,7 +27,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
 STAGE_NAMES = ("decoder", "questions", "answers", "extraction", "generation", "filter", "negatives",
                "readers")  # fmt: skip
 # Readers that the last stage may train; see `readers`.
-READERS = ("real", "negatives", "synthetic", "one_pass", "unfiltered", "without_negatives")
+READERS = ("real", "negatives", "negatives_regression", "synthetic", "one_pass", "unfiltered",
+           "without_negatives")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,21 +136,22 @@ class Options:
     def check_settings(self) -> None:
         """Write the settings into the working directory, or compare them with those there.
 
+        The first process writes them, and the others wait for them.
+
         Raises:
           InputError: the working directory was made with others, or is a file.
         """
         path = self.workdir / "settings.json"
         if self.workdir.exists() and not self.workdir.is_dir():
             raise InputError(f"--workdir={self.workdir}: a file. Name a directory.")
-        if not path.exists():
+        if self.leads and not path.exists():
             if self.workdir.exists() and any(self.workdir.iterdir()):
                 raise InputError(
                     f"--workdir={self.workdir}: has other files. Name a new directory."
                 )
-            if self.leads:
-                self.workdir.mkdir(parents=True, exist_ok=True)
-                atomic_write_text(path, json.dumps(self.settings(), indent=1) + "\n")
-            return
+            self.workdir.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(path, json.dumps(self.settings(), indent=1) + "\n")
+        wait_for([path])
         recorded, settings = read_json(path), self.settings()
         for name, value in settings.items():
             if not isinstance(recorded, dict) or recorded.get(name) != value:

@@ -178,7 +178,10 @@ def read_articles(path: pathlib.Path) -> tuple[dict[str, int], list[Question]]:
       InputError: the file has another layout than SQuAD's articles of paragraphs.
     """
     questions = read_squad(path).questions
-    content = parse_json(path.read_text())
+    try:
+        content = parse_json(path.read_text())
+    except ValueError:  # JSON lines, a table or a compressed file
+        content = None
     articles = content.get("data", []) if isinstance(content, dict) else []
     documents = {
         paragraph["context"]: number
@@ -186,7 +189,5 @@ def read_articles(path: pathlib.Path) -> tuple[dict[str, int], list[Question]]:
         for paragraph in article.get("paragraphs", ())
     }
     if not all(question.passage in documents for question in questions):
-        raise InputError(
-            f"{path}: not in SQuAD's layout of articles, which stage 7 needs. Convert it."
-        )
+        raise InputError(f"{path}: not in SQuAD's layout of articles. Convert it.")
     return documents, questions

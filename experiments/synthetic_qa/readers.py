@@ -4,12 +4,14 @@
 |---|---|---|
 | real | | SQuAD |
 | negatives | | SQuAD, negatives of its questions |
+| negatives_regression | | SQuAD, negatives of its questions; regression |
 | synthetic | kept questions, their negatives | SQuAD, negatives of its questions; regression |
 | one_pass | | all four together |
 | unfiltered | all questions, the negatives | SQuAD, negatives of its questions; regression |
 | without_negatives | kept questions | SQuAD; regression |
 
-In the second pass no answer is a regression: see `data.null_score` of question answering.
+With a regression the score of no answer is one: see `data.null_score` of question answering.
+`synthetic` and `negatives_regression` differ in the first pass alone.
 """
 
 import json
@@ -43,11 +45,14 @@ _REAL, _REAL_NEGATIVES, _KEPT, _ALL, _NEGATIVES = (
 _PASSES: dict[str, list[tuple[str, ...]]] = {
     "real": [(_REAL,)],
     "negatives": [(_REAL, _REAL_NEGATIVES)],
+    "negatives_regression": [(_REAL, _REAL_NEGATIVES)],
     "synthetic": [(_KEPT, _NEGATIVES), (_REAL, _REAL_NEGATIVES)],
     "one_pass": [(_REAL, _REAL_NEGATIVES, _KEPT, _NEGATIVES)],
     "unfiltered": [(_ALL, _NEGATIVES), (_REAL, _REAL_NEGATIVES)],
     "without_negatives": [(_KEPT,), (_REAL,)],
 }
+# Readers whose last pass has no answer as a regression.
+_REGRESSIONS = ("negatives_regression", "synthetic", "unfiltered", "without_negatives")
 SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")
 
 
@@ -81,7 +86,7 @@ def _train_reader(options: Options, directory: pathlib.Path, name: str, seed: in
             "seed": seed,
             "eval_every": "100%",
         }
-        if is_last and number > 1:
+        if is_last and name in _REGRESSIONS:
             fields["data__null_score"] = "regression"
         spec = f"squad:version=2,init={init},data={data.parent}"
         train(options, "reader" if is_last else "first_pass", workdir, spec, **fields)
@@ -146,12 +151,13 @@ def score_halves(
       answers: question id -> the best answer.
       null_odds: question id -> odds of no answer.
     """
-    from bertjax.tasks.question_answering.metrics import score
+    from bertjax.tasks.question_answering.metrics import best_null_threshold, score
 
     first, second = (
         {question.id: answers[question.id] for question in half.questions} for half in halves
     )
-    threshold = score(halves[0], first, {name: null_odds[name] for name in first})["best_f1_thresh"]
+    first_odds = {name: null_odds[name] for name in first}
+    threshold = best_null_threshold(halves[0], score(halves[0], first, first_odds), first_odds)
     decided = {name: "" if null_odds[name] > threshold else text for name, text in second.items()}
     scores = score(halves[1], decided)
     return {name: scores[name] for name in SCORES if name in scores} | {"threshold": threshold}

@@ -11,11 +11,15 @@ ones of the others. dev-v2.0.json has every `--dev-step`-th article.
 import argparse
 import json
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import atomic_write_text
 from experiments.synthetic_qa.options import DEV_FILE, TRAIN_FILE
+from experiments.synthetic_qa.questions import read_articles
 
 
 def merge_training_files(files: Sequence[Sequence[Any]], articles: int) -> list[Any]:
@@ -38,8 +42,19 @@ def merge_training_files(files: Sequence[Sequence[Any]], articles: int) -> list[
                     chosen.append({"context": paragraph["context"], "qas": []})
                 chosen[-1]["qas"].append(question)
             if chosen:
-                merged.append({"title": article["title"], "paragraphs": chosen})
+                merged.append({"title": article.get("title", ""), "paragraphs": chosen})
     return merged
+
+
+def read_file(path: pathlib.Path) -> list[Any]:
+    """Return the articles of a file in the layout of SQuAD.
+
+    Raises:
+      InputError: the file is missing, or in another layout.
+    """
+    read_articles(path)
+    articles: list[Any] = parse_json(path.read_text())["data"]
+    return articles
 
 
 def _questions(articles: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -60,8 +75,8 @@ def main() -> None:
     parser.add_argument("--articles", type=int, default=15, metavar="N")
     parser.add_argument("--dev-step", type=int, default=4, metavar="N")
     args = parser.parse_args()
-    files = [json.loads(path.read_text())["data"] for path in args.train]
-    dev = json.loads(args.dev.read_text())["data"][:: args.dev_step]
+    files = [read_file(path) for path in args.train]
+    dev = read_file(args.dev)[:: args.dev_step]
     args.output.mkdir(parents=True, exist_ok=True)
     for name, articles in (
         (TRAIN_FILE, merge_training_files(files, args.articles)),
@@ -76,4 +91,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

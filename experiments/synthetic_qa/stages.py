@@ -1,14 +1,16 @@
 """The first seven stages: from an encoder, SQuAD and text to synthetic questions."""
 
 import collections
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.question_answering.squad import read_squad
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.text.sources import read_documents
-from experiments.ablations.commands import override_flags, run_bertjax, run_once
+from experiments.ablations.commands import override_flags, run_bertjax
 from experiments.synthetic_qa import questions as files
 from experiments.synthetic_qa.negatives import answerable_rows, load_tagger, make_negatives
 from experiments.synthetic_qa.options import (
@@ -44,7 +46,16 @@ def train(options: Options, model: str, workdir: pathlib.Path, spec: str, **fiel
     named = {name.replace("__", "."): value for name, value in fields.items()}
     command = ["train", "--config", spec, "--workdir", str(workdir)]
     command += override_flags(named | options.fields(model)) + options.process_flags
-    run_once(workdir.parent / f"{workdir.name}-{options.process_id}.commands.json", [command])
+    # One record for all processes: with one each, a kill between two of them would leave a process
+    # in a training that the others take for ended. Its existence suffices, as the settings of
+    # WORKDIR determine the command, and each process may spell the path of WORKDIR in its own way.
+    record = workdir.with_name(f"{workdir.name}.commands.json")
+    if record.exists():
+        return
+    run_bertjax(*command)
+    if options.leads:
+        atomic_write_text(record, json.dumps([command], indent=1) + "\n")
+    wait_for([record])
 
 
 def predict(
@@ -94,7 +105,7 @@ def train_decoder(options: Options, directory: pathlib.Path) -> None:
         options,
         directory,
         lambda: sample_sentence_pairs(
-            read_documents(options.text), options.sentence_pairs, options.seed
+            read_documents(options.text, workers=None), options.sentence_pairs, options.seed
         ),
     )
     spec = f"generation:init={options.encoder},data={directory / 'pairs'}"
@@ -138,7 +149,10 @@ def extract_answers(options: Options, directory: pathlib.Path) -> None:
     if options.leads and not path.exists():
         passages = read_squad(options.squad / DEV_FILE).passages
         rows = sample_paragraphs(
-            read_documents(options.text), options.paragraphs, options.seed, known_words(passages)
+            read_documents(options.text, workers=None),
+            options.paragraphs,
+            options.seed,
+            known_words(passages),
         )
         if not rows:
             raise InputError(

@@ -70,7 +70,7 @@ def sample_paragraphs(
       documents: lists of paragraphs.
       count: maximal number of paragraphs.
       seed: decides which documents.
-      known: hashes of `known_words`; documents with one of them are left out.
+      known: hashes of `known_words`; documents with one of them in any paragraph are left out.
     """
     heap: list[tuple[int, int, list[str]]] = []  # of negated digests, the largest digest first
     total = 0
@@ -80,7 +80,7 @@ def sample_paragraphs(
             continue
         paragraphs = [" ".join(p.split()) for p in document if len(p.split()) in _PARAGRAPH_WORDS]
         paragraphs = list(dict.fromkeys(paragraphs))[:_MAX_PARAGRAPHS]
-        if not paragraphs or any(run in known for p in paragraphs for run in _word_runs(p)):
+        if not paragraphs or any(run in known for p in document for run in _word_runs(p)):
             continue
         heapq.heappush(heap, (key, number, paragraphs))
         total += len(paragraphs)

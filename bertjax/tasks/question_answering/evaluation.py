@@ -5,12 +5,10 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.question_answering.decoding import Prediction, decode
-from bertjax.tasks.question_answering.metrics import score
+from bertjax.tasks.question_answering.metrics import best_null_threshold, score
 from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.finetuning.question_answering.squad import QuestionAnsweringDataset
@@ -80,9 +78,8 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
         """Return the official scores in percent; for version 2 at the best threshold for F1.
 
         Version 2 adds `null_score_diff_threshold`: with null odds above it, a question has no
-        answer. It is `best_f1_thresh`, or below all odds if answering nothing is best, where the
-        official sweep returns 0. The files are `predictions`, `nbest_predictions` and, for version
-        2, `null_odds`.
+        answer; see `best_null_threshold`. The files are `predictions`, `nbest_predictions` and, for
+        version 2, `null_odds`.
         """
         predictions = list(self.predictions(outputs))
         with_null = self.data.version == 2
@@ -93,11 +90,7 @@ class QuestionAnsweringEvalSet(PackedEvalSet):
             odds = {p.question.id: p.null_odds for p in predictions}
             swept = score(self.data, answers, odds)
             scores = {name: value for name, value in swept.items() if name.startswith("best")}
-            threshold = swept["best_f1_thresh"]
-            num_unanswerable = sum(not question.answers for question in self.data.questions)
-            if swept["best_f1"] == 100.0 * num_unanswerable / len(odds):  # the start of the sweep
-                threshold = float(np.nextafter(min(odds.values()), -np.inf))
-            scores[THRESHOLD] = threshold
+            scores[THRESHOLD] = threshold = best_null_threshold(self.data, swept, odds)
             answers = {
                 name: "" if odds[name] > threshold else text for name, text in answers.items()
             }

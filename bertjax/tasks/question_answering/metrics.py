@@ -7,6 +7,7 @@ official 2.0 script fails on a question without a prediction; here it counts as 
 
 import collections
 import functools
+import math
 import operator
 import re
 import string
@@ -220,6 +221,25 @@ def score(
             best = _best_threshold(values, predictions, odds, answerable)
             result[f"best_{metric}"], result[f"best_{metric}_thresh"] = best
     return result | counts
+
+
+def best_null_threshold(
+    data: QuestionAnsweringDataset, scores: Mapping[str, float], null_odds: Mapping[str, float]
+) -> float:
+    """Return the odds of no answer above which "" is to be predicted for the best F1.
+
+    It is `best_f1_thresh`, or below all odds if answering nothing is best, where the official
+    sweep returns 0.
+
+    Args:
+      data: the questions, of version 2.
+      scores: `score` of predictions for them with `null_odds`.
+      null_odds: question id to the odds of no answer.
+    """
+    num_unanswerable = sum(not question.answers for question in data.questions)
+    if scores["best_f1"] == 100.0 * num_unanswerable / len(data.questions):  # start of the sweep
+        return math.nextafter(min(null_odds.values()), -math.inf)
+    return scores["best_f1_thresh"]
 
 
 def _sum_sequentially(values: Iterable[float]) -> float:

@@ -2,7 +2,8 @@
 
     PYTHON experiments/bench/peers/torch_embeddings.py DIR MODEL CORES
 
-Trains after DIR/recipe.json and evaluates; writes DIR/output.json.
+Trains after DIR/recipe.json and evaluates; writes DIR/output.json. The scores lack nDCG if the
+grades of relevant documents differ, as the evaluator ignores grades.
 """
 
 import json
@@ -10,6 +11,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.bench.peers.torch_finetuning import TrainingInterval
@@ -118,7 +120,27 @@ def evaluate(recipe: dict[str, Any], model: Any) -> dict[str, float]:
     scores = evaluator(model)
     names = {"mrr_10": "mrr@10", "ndcg_10": "ndcg@10", f"map_{k}": f"map@{k}"}
     names |= {f"recall_{n}": f"recall@{n}" for n in (1, 10, k)}
-    return {ours: float(scores[f"cosine_{theirs}"]) for ours, theirs in names.items()}
+    means = {ours: float(scores[f"cosine_{theirs}"]) for ours, theirs in names.items()}
+    return comparable_scores(means, data["qrels"])
+
+
+def comparable_scores(
+    means: Mapping[str, float], qrels: Mapping[str, Mapping[str, int]]
+) -> dict[str, float]:
+    """Return the scores that bertjax defines equally, as means over all judged queries.
+
+    Args:
+      means: means over the queries with relevant documents.
+      qrels: grades of the documents of each judged query.
+    """
+    relevant = [[grade for grade in grades.values() if grade > 0] for grades in qrels.values()]
+    fraction = sum(map(bool, relevant)) / len(relevant)
+    is_graded = len({grade for grades in relevant for grade in grades}) > 1
+    return {
+        name: fraction * mean
+        for name, mean in means.items()
+        if not (is_graded and name.startswith("ndcg"))
+    }
 
 
 def main() -> None:
