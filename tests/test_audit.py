@@ -1,4 +1,4 @@
-"""Audits: an untouched run passes; an edited checkpoint and a changed shard do not."""
+"""Audits: an untouched or resumed run passes; an edited checkpoint or a changed shard does not."""
 
 import json
 import pathlib
@@ -10,13 +10,14 @@ import pytest
 import toy_tasks
 from conftest import bertjax
 from etils import epath
-from pretraining_runs import make_run_config
+from pretraining_runs import make_run_config, stop_at
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.cli.main import main
 from bertjax.config import user_functions
 from bertjax.config.user_functions import import_function
+from bertjax.errors import StoppedError
 from bertjax.training.setup import make_trainer
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,27 @@ def test_audit_accepts_an_untouched_run(run, capsys) -> None:
     assert output[3].endswith(": the checkpoints came from these data, code and seed.")
     assert main(["audit", str(run), "--segments", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_audit_accepts_a_run_that_was_resumed_with_other_microbatches(
+    toys, tmp_path, monkeypatch, capsys
+) -> None:
+    workdir = tmp_path / "run"
+    fields = {"steps": 6, "checkpoint_every": 2, "max_to_keep": 9, "optimizer.warmup": 0}
+    fields |= {"log_every": 4, "model.hidden_dropout_prob": 0.1}
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_at(3, patch)
+        make_trainer(toy_tasks.configuration("single_label", toys, **fields), workdir).train()
+    changed = {"gradient_accumulation_steps": 2, "log_every": 5, "model.remat": True}
+    make_trainer(toy_tasks.configuration("single_label", toys, **fields | changed), workdir).train()
+    assert main(["audit", str(workdir)]) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[:3] == [
+        "steps 0 to 2: the same bits, expected the same bits",
+        "steps 2 to 4: the same bits, expected the same bits",
+        "steps 4 to 6: the same bits, expected at most 0.05 after a change of "
+        "gradient_accumulation_steps, log_every, model.remat",
+    ]
 
 
 def test_audit_has_a_tolerance_on_other_devices(run) -> None:

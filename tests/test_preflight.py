@@ -23,7 +23,7 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.estimates import estimate_tpu
 from bertjax.preflight.hlo import InstructionCost
-from bertjax.preflight.report import PreflightReport, format_report
+from bertjax.preflight.report import PreflightReport, ProgramReport, format_report
 from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
 from bertjax.steps.step_functions import StepFunctions
@@ -99,8 +99,9 @@ def test_preflight_rejects_too_many_frozen_layers() -> None:
 def test_preflight_counts_gathers_of_fully_sharded_parameters() -> None:
     report = preflight(make_config(**{"mesh.data": 1, "mesh.fsdp": 8}), EIGHT_CPUS)
     assert report.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
-    # Each matrix is gathered at least once: forward, or backward too.
-    assert report.train.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
+    # Each matrix is gathered once or twice: forward, or backward too.
+    gathered = report.train.collectives["all-gather"]["bytes"]
+    assert 0.8 * 4 * MATRICES < gathered < 2.2 * 4 * MATRICES
 
 
 @pytest.mark.slow
@@ -147,6 +148,32 @@ def test_format_report_calls_estimates_upper_bounds_where_products_are_overcharg
     )
     text = format_report(dataclasses.replace(data_parallel, topology=topology, train=train))
     assert ("an upper bound: " in text) is is_bound
+
+
+@pytest.mark.parametrize(
+    ("rampup", "expected"),
+    [
+        (1, "20.00 days, 3,840 chip-hours"),
+        # Batches of 8, 16 and 32 sequences: 7 twelfths of the full batch.
+        (4, "11.67 days, 2,240 chip-hours, the steps of smaller batches in proportion to their"),
+    ],
+)
+def test_format_report_counts_the_smaller_batches_of_a_ramp_up(
+    rampup: int, expected: str, monkeypatch
+) -> None:
+    train = ProgramReport(
+        fits=True,
+        per_device_batch_size=4,
+        hbm_bytes=0,
+        model_flops=0,
+        compile_seconds=0,
+        estimated_step_seconds=86_400.0,
+        estimated_mfu=0.5,
+    )
+    monkeypatch.setattr("bertjax.preflight.analysis._analyze_function", lambda *_: train)
+    config = make_config(batch_size=32, batch_size_rampup=rampup, steps=20)
+    report = preflight(config, EIGHT_CPUS, train_only=True)
+    assert f"  20 steps         {expected}" in format_report(report)
 
 
 def test_estimate_tpu_charges_kernels_at_the_peaks_of_the_chip() -> None:
@@ -251,9 +278,22 @@ def test_largest_batch_is_within_one_percent_of_the_limit(
     assert len(tried) == len(set(tried)) <= (6 if curve == "linear" else 20)
 
 
+def test_largest_batch_of_a_ramp_up_need_not_be_a_multiple_of_it(monkeypatch) -> None:
+    fake_preflight(monkeypatch, 777, lambda size: 100 if size <= 777 else 1000)
+    config = make_config(batch_size=512, batch_size_rampup=64)
+    report = largest_batch(config, Topology("v5e:2x4"), remat=False)
+    assert report is not None and 770 <= report.train.per_device_batch_size <= 777
+
+
 def test_largest_batch_is_none_if_one_sequence_does_not_fit(monkeypatch) -> None:
     fake_preflight(monkeypatch, 0, lambda size: 101 + size)
     assert largest_batch(make_config(batch_size=32), Topology("v5e:2x4"), remat=True) is None
+
+
+def test_preflight_rejects_negative_parallel_runs(refused) -> None:
+    command = ("preflight", "--config", f"{PRETRAIN}:smoke", "--topology", "cpu:8")
+    message = "--parallel-runs=-1: is negative. Use 0 for a single run."
+    assert refused(*command, "--parallel-runs=-1") == message
 
 
 @pytest.mark.slow

@@ -151,6 +151,21 @@ def test_speed_of_fine_tuning_counts_examples(workdir: pathlib.Path) -> None:
     assert "Examples per second" in read.titles()
 
 
+def test_time_in_training_steps_counts_the_smaller_batches_of_a_ramp_up() -> None:
+    settings = {"batch_size": 64, "batch_size_rampup": 2, "steps": 40}
+    entries = [train(step, sequences_per_second=3.2) for step in (10, 20, 30, 40)]
+    # 20 steps of 32 sequences and 20 of 64.
+    assert page(entries, settings).texts["dd"][-1].endswith(" · 10m 00s in training steps")
+
+
+def test_report_of_parallel_runs_has_neither_their_curves_nor_a_time(workdir) -> None:
+    path = workdir / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps(train(40) | {"split": "seed=1/train"}) + "\n")
+    text = write_report(workdir).read_text()
+    assert Page(text).texts["dd"][4] == "320.0 sequences per second"
+    assert "seed=1/train" not in text
+
+
 def test_report_draws_metrics_of_a_task() -> None:
     read = page([train(10), {"step": 10, "split": "eval", "f1": 88.5, "span_accuracy": 0.5}])
     assert read.titles()[4:6] == ["F1", "Span accuracy"]
@@ -183,6 +198,12 @@ def test_report_lists_evaluations_newest_first_with_the_best_in_bold() -> None:
     assert rows[1:4] == [{}, {"class": "best"}, {}]
 
 
+def test_report_takes_a_loss_of_zero_for_the_lowest() -> None:
+    read = page([train(10), eval(10, 7.0), eval(20, 0.0)])
+    rows = [attrs for tag, attrs in read.tags if tag == "tr"]
+    assert rows[1:3] == [{"class": "best"}, {}]
+
+
 @pytest.mark.parametrize(
     ("entries", "steps", "expected"),
     [
@@ -204,11 +225,32 @@ def test_report_shows_the_status(
     assert page(entries, {"steps": steps}).texts["p"][0] == expected
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([eval(10, 7.0), eval(20, 6.0), eval(30, 6.5)], "Step 30 of 100, 30%"),
+        ([eval(10, 7.0), eval(20, 6.0), eval(30, 6.5), eval(40, 6.0)], "Finished early, 40 steps"),
+        ([eval(10, 6.0), eval(20, 7.0), eval(30, 7.0), train(35)], "Step 35 of 100, 35%"),
+        ([eval(10, 6.0), eval(90, 7.0), eval(100, 7.0)], "Finished, 100 steps"),
+        # No score was ever finite.
+        ([{"step": step, "split": "eval", "loss": None} for step in (10, 20)], "Finished early"),
+    ],
+)
+def test_report_shows_that_early_stopping_ended_a_run(
+    entries: list[dict[str, Any]], expected: str
+) -> None:
+    settings = {"steps": 100, "early_stopping": 2, "eval_every": 10, "best_metric": "loss"}
+    assert page(entries, settings).texts["p"][0].startswith(expected)
+    del settings["early_stopping"]
+    assert "early" not in page(entries, settings).texts["p"][0]
+
+
 def test_report_escapes_all_text() -> None:
     evil = "<script>alert(1)</script>\"'&"
     entries = [
         {"step": 1, "split": "train", "loss": 1.0, evil: 2.0},
-        {"step": 1, "split": evil, "loss": 1.0},
+        # A slash would make it a single run's.
+        {"step": 1, "split": evil.replace("/", ""), "loss": 1.0},
         {"step": 1, "split": "eval", "loss": 1.0, evil: 2.0},
     ]
     text = render_run(evil, entries, {evil: evil, "data.dir": evil, "steps": evil})

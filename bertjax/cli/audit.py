@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     enable_compilation_cache()
     audit, failed = Audit(args.directory, args.overrides.get("loss")), []
     for result in audit.run(args.segments):
-        expected = "the same bits" if result.is_exact else f"at most {TOLERANCE} on other devices"
+        tolerance = f"at most {TOLERANCE} {result.tolerance_reason}"
+        expected = tolerance if result.tolerance_reason else "the same bits"
         found = "the same bits" if result.is_identical else f"a difference of {result.distance:.2g}"
         name = f"{result.start:,} to {result.end:,}"
         print(f"steps {name}: {found}, expected {expected}", flush=True)
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if failed:
         raise AuditError(
             f"{args.directory}: steps {', '.join(failed)} do not lead from one checkpoint to the "
-            "next. Data, code, packages, seed or a checkpoint have changed."
+            "next. Data, code, packages, seed or a checkpoint have changed, or "
+            "gradient_accumulation_steps at a deleted checkpoint between them."
         )
     print(f"{args.directory}: the checkpoints came from these data, code and seed.")

@@ -47,6 +47,10 @@ def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
     if args.json:
         check_output(args.json)
+    if args.parallel_runs < 0:
+        raise InputError(
+            f"--parallel-runs={args.parallel_runs}: is negative. Use 0 for a single run."
+        )
     if args.search and args.parallel_runs:
         raise InputError("--search: searches for a single run. Leave --parallel-runs out.")
     check_config(args, needs_data=False)

@@ -82,6 +82,7 @@ def preflight(
                 functions.compile_predict_step, objective.batch_shapes(batch_size)
             )
             forward["prediction"] = analyze(compile_predict, batch_size, flops, 0)
+    sizes = config.rampup.batch_sizes  # each lasts for as many steps
     return PreflightReport(
         topology=topology.name,
         fits=train.fits and all(report.fits for report in forward.values()),
@@ -95,6 +96,7 @@ def preflight(
         remat=config.model.remat,
         attention=str(objective.attention_implementation(functions.mesh) or "none"),
         train=train,
+        mean_batch_fraction=sum(sizes) / len(sizes) / sizes[-1],
         **forward,
     )
 

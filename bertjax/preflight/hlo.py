@@ -224,16 +224,7 @@ def shape_bytes(shape: str) -> int:
     )
 
 
-def _collective_bytes(instruction: HloInstruction, kind: str) -> int:
-    """Return the bytes of the whole array, or of all arrays of a combined collective."""
-    if instruction.opcode != kind and kind != "all-reduce":
-        # The result of a start is a tuple (operands, results, ...).
-        return max(map(shape_bytes, _tuple_elements(instruction.shape)[:2]), default=0)
-    num_shards = _group_size(instruction.text) if kind == "reduce-scatter" else 1
-    return shape_bytes(instruction.shape) * num_shards
-
-
-def _tuple_elements(shape: str) -> list[str]:
+def tuple_elements(shape: str) -> list[str]:
     """Return the elements of a tuple's shape, which may be tuples, or an array's shape."""
     elements, depth = [""], 0
     plain = _COMMENT.sub("", _LAYOUT.sub("", shape)).strip()
@@ -243,7 +234,16 @@ def _tuple_elements(shape: str) -> list[str]:
             elements.append("")
         else:
             elements[-1] += character
-    return elements
+    return [element.strip() for element in elements]
+
+
+def _collective_bytes(instruction: HloInstruction, kind: str) -> int:
+    """Return the bytes of the whole array, or of all arrays of a combined collective."""
+    if instruction.opcode != kind and kind != "all-reduce":
+        # The result of a start is a tuple (operands, results, ...).
+        return max(map(shape_bytes, tuple_elements(instruction.shape)[:2]), default=0)
+    num_shards = _group_size(instruction.text) if kind == "reduce-scatter" else 1
+    return shape_bytes(instruction.shape) * num_shards
 
 
 def _group_size(text: str) -> int:

@@ -70,6 +70,8 @@ class PreflightReport:
         left out.
       prediction: predict step, or generation, on a batch of the same size; None likewise and for
         parallel runs.
+      mean_batch_fraction: mean batch size over the steps, relative to the full batch; below 1 with
+        a ramp-up.
     """
 
     topology: str
@@ -86,6 +88,7 @@ class PreflightReport:
     train: ProgramReport
     evaluation: ProgramReport | None = None
     prediction: ProgramReport | None = None
+    mean_batch_fraction: float = 1.0
 
     @property
     def forward_steps(self) -> dict[str, ProgramReport]:
@@ -155,7 +158,7 @@ def _estimate_lines(report: PreflightReport, step_seconds: float) -> Iterator[st
     train = report.train
     cycles, kernel_cycles = train.estimated_cycles or 0, train.custom_kernel_cycles or 0
     collective_seconds = train.estimated_collective_seconds or 0
-    days = step_seconds * report.steps / 86_400
+    days = step_seconds * report.mean_batch_fraction * report.steps / 86_400
     shares = train.estimated_cycle_shares.items()
     yield _line(
         "cycles",
@@ -173,9 +176,10 @@ def _estimate_lines(report: PreflightReport, step_seconds: float) -> Iterator[st
     yield _line(
         "step", f"{1e3 * step_seconds:,.1f} ms, model FLOP utilization {train.estimated_mfu:.0%}"
     )
-    yield _line(
-        f"{report.steps:,} steps", f"{days:,.2f} days, {days * 24 * report.chips:,.0f} chip-hours"
-    )
+    text = f"{days:,.2f} days, {days * 24 * report.chips:,.0f} chip-hours"
+    if report.mean_batch_fraction < 1:
+        text += ", the steps of smaller batches in proportion to their size"
+    yield _line(f"{report.steps:,} steps", text)
     yield _line("share of cycles", ", ".join(f"{part} {share:.0%}" for part, share in shares))
     for name, step in report.forward_steps.items():
         if step.estimated_step_seconds is not None:

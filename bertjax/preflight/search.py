@@ -35,7 +35,9 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> PreflightR
     Returns:
       None if a microbatch of one sequence per device does not fit.
     """
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
+    model = dataclasses.replace(config.model, remat=remat)
+    # The full batch decides, and the sizes tried need not be multiples of a ramp-up.
+    config = dataclasses.replace(config, model=model, batch_size_rampup=1)
     unit = config.gradient_accumulation_steps * num_shards_on(topology, config)
     report, largest_fit, smallest_failure = None, 0, None
     excess_bytes: dict[int, int] = {}

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.integrity import find_damage
 from bertjax.checkpointing.state_items import restore_state
 from bertjax.config.config import MeshConfig
-from bertjax.config.loading import read_config
+from bertjax.config.loading import load_config, read_config, read_config_dict
 from bertjax.config.user_functions import find_function, import_function
 from bertjax.errors import CommandError
 from bertjax.mesh.feed import Feed
@@ -30,12 +30,20 @@ from bertjax.steps.train_step import TrainState
 from bertjax.tasks import registry
 from bertjax.training.setup import add_teacher, open_teacher
 from bertjax.training.time_budget import TimeBudget
-from bertjax.workdir.workdir import describe_devices, logits_digest
+from bertjax.workdir.workdir import describe_devices, flatten_config, logits_digest
 from data_pipelines.errors import InputError
 
-# Of the length of a segment's update, on other devices. Sums in another order differ in the last
-# bits, and training amplifies them.
+# Of the length of a segment's update, where bits may differ. Sums in another order differ in the
+# last bits, and training amplifies them.
 TOLERANCE = 0.05
+
+_CONFIG_FILE = "config.json"
+# The fields among `RESUMABLE_FIELDS` that change the bits of a state. Each microbatch has its own
+# dropout masks, and the sums of metrics since the last log are part of the state.
+_STATE_FIELDS = (
+    *("gradient_accumulation_steps", "log_every", "model.remat", "model.scan_layers"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor"),
+)
 
 
 class AuditError(CommandError):
@@ -48,21 +56,21 @@ class SegmentResult(NamedTuple):
     Attributes:
       start: step of its first checkpoint; 0 for the initial parameters.
       end: step of its last checkpoint.
-      is_exact: whether the bits must be the same: on the same kind and number of devices.
+      tolerance_reason: why bits may differ; "" if they must be the same.
       is_identical: whether all bits of the state are the same.
       distance: Euclidean distance of the parameters, relative to the length of the update.
     """
 
     start: int
     end: int
-    is_exact: bool
+    tolerance_reason: str
     is_identical: bool
     distance: float
 
     @property
     def is_accepted(self) -> bool:
         """True if the checkpoint at the end came from the one before."""
-        return self.is_identical or (not self.is_exact and self.distance <= TOLERANCE)
+        return self.is_identical or bool(self.tolerance_reason and self.distance <= TOLERANCE)
 
 
 class Audit:
@@ -81,31 +89,17 @@ class Audit:
 
     def __init__(self, workdir: epath.PathLike, loss: str | None = None) -> None:
         self._workdir = epath.Path(workdir)
-        self._checkpoints = Checkpointer(self._workdir / "checkpoints")
-        steps = self._checkpoints.all_steps()
+        checkpoints = Checkpointer(self._workdir / "checkpoints")
+        steps = checkpoints.all_steps()
         if not steps:
             raise InputError(f"{workdir}: has no checkpoints. Name the --workdir of a trained run.")
-        for step in steps:
-            if damage := find_damage(self._checkpoints.path(step)):
-                raise AuditError(f"{self._checkpoints.path(step)}: the files differ ({damage}).")
-        newest = self._checkpoints.path(steps[-1])
-        config = read_config(newest / "config.json", registry.data_fields())
+        self._checkpoints = {step: checkpoints.path(step) for step in steps}
+        for path in self._checkpoints.values():
+            if damage := find_damage(path):
+                raise AuditError(f"{path}: the files differ ({damage}).")
+        self._newest, self._devices = steps[-1], describe_devices()
+        config = read_config(self._checkpoints[self._newest] / _CONFIG_FILE, registry.data_fields())
         _import_loss(config.loss, loss)
-        if self._record(steps[-1]).get("devices") != describe_devices():
-            config = dataclasses.replace(config, mesh=MeshConfig())
-        source = dataclasses.replace(config, init=str(newest))
-        self._task = registry.find_task(config.task)(source)
-        self._config = dataclasses.replace(self._task.config, init=config.init).resolve(
-            self._task.examples_per_epoch
-        )
-        if self._record(steps[-1])["data_fingerprint"] != self._task.data_fingerprint:
-            raise AuditError(f"data.dir={config.data['dir']}: not the data of this run.")
-        self._task.prepare(self._config.total_steps)
-        if self._record(steps[-1]).get("logits_digest") != logits_digest(self._task):
-            raise AuditError(f"distill.logits={config.distill.logits}: not the file of this run.")
-        teacher = open_teacher(self._config, self._task, self._workdir)
-        objective = add_teacher(self._config, self._task.objective, teacher)
-        self._step_functions = StepFunctions(self._config, objective)
         # The initial parameters of a run with `init` come from elsewhere.
         starts = steps if config.init else [0, *steps]
         self.segments = list(itertools.pairwise(starts))
@@ -114,7 +108,8 @@ class Audit:
                 f"{workdir}: has one checkpoint and was initialized from {config.init}. Keep more, "
                 "with --config.keep_period."
             )
-        self._compiled: dict[int, jax.stages.Compiled] = {}
+        self._trainers: dict[tuple[Any, ...], _SegmentTrainer] = {}
+        self._trainer(self._newest)  # checks data, logits and teacher
 
     def run(self, num_segments: int) -> Iterator[SegmentResult]:
         """Yield the results of some segments, chosen at random, in the order of their steps."""
@@ -123,28 +118,94 @@ class Audit:
             yield self._compare(start, end)
 
     def _compare(self, start: int, end: int) -> SegmentResult:
-        first = self._state(start)
+        trainer = self._trainer(end)
+        first = trainer.read_state(self._checkpoints.get(start))
         before = _on_host(first.params)
-        state, recorded = self._train(first, start, end), self._state(end)
+        state = trainer.train(first, start, end)
+        recorded = trainer.read_state(self._checkpoints[end])
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(recorded), strict=True)
         is_identical = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
         after, expected = _on_host(state.params), _on_host(recorded.params)
         update = _distance(expected, before)
-        is_exact = self._record(end).get("devices") == describe_devices()
         distance = _distance(after, expected) / (update or 1.0)
-        return SegmentResult(start, end, is_exact, is_identical, distance)
+        return SegmentResult(start, end, self._tolerance_reason(start, end), is_identical, distance)
 
-    def _record(self, step: int) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads((self._checkpoints.path(step) / "run.json").read_text())
-        return record
+    def _tolerance_reason(self, start: int, end: int) -> str:
+        """Return why the bits of a segment may differ; "" if they must be the same."""
+        if not all(self._is_of_these_devices(step) for step in (start, end) if step):
+            return "on other devices"
+        if not start:
+            return ""
+        # A checkpoint in between, where the change came, may have been deleted.
+        before, after = self._state_fields(start), self._state_fields(end)
+        changed = [name for name in after if before[name] != after[name]]
+        return f"after a change of {', '.join(changed)}" if changed else ""
 
-    def _state(self, step: int) -> TrainState:
-        shapes = self._step_functions.state_shapes
-        if step:
-            return restore_state(self._checkpoints.path(step), shapes)
-        return self._step_functions.init(None)
+    def _trainer(self, end: int) -> "_SegmentTrainer":
+        """Return the trainer of the segment that ends at a step; segments may share it."""
+        fields = self._state_fields(end)
+        if not self._is_of_these_devices(end):
+            fields |= {f"mesh.{name}": size for name, size in vars(MeshConfig()).items()}
+        key = tuple(fields.values())
+        if key not in self._trainers:
+            newest = self._checkpoints[self._newest]
+            self._trainers[key] = _SegmentTrainer(self._workdir, newest, fields)
+        return self._trainers[key]
 
-    def _train(self, state: TrainState, start: int, end: int) -> TrainState:
+    def _state_fields(self, step: int) -> dict[str, Any]:
+        path = self._checkpoints[step] / _CONFIG_FILE
+        fields = flatten_config(read_config(path, registry.data_fields()))
+        return {name: fields[name] for name in _STATE_FIELDS}
+
+    def _is_of_these_devices(self, step: int) -> bool:
+        return _read_record(self._checkpoints[step]).get("devices") == self._devices
+
+
+class _SegmentTrainer:
+    """Training of segments with one configuration.
+
+    Args:
+      workdir: directory of the run.
+      newest: newest checkpoint; its configuration names the data.
+      fields: fields of the segments, by their dotted names, which replace those of `newest`.
+
+    Raises:
+      AuditError: the data or the stored logits are not those of the run.
+    """
+
+    def __init__(self, workdir: epath.Path, newest: epath.Path, fields: Mapping[str, Any]) -> None:
+        self._workdir, record = workdir, _read_record(newest)
+        raw = read_config_dict(newest / _CONFIG_FILE)
+        config = load_config(raw, fields, registry.data_fields())
+        source = dataclasses.replace(config, init=str(newest))
+        self._task = registry.find_task(config.task)(source)
+        self._config = dataclasses.replace(self._task.config, init=config.init).resolve(
+            self._task.examples_per_epoch
+        )
+        if record["data_fingerprint"] != self._task.data_fingerprint:
+            raise AuditError(f"data.dir={config.data['dir']}: not the data of this run.")
+        self._task.prepare(self._config.total_steps)
+        if record.get("logits_digest") != logits_digest(self._task):
+            raise AuditError(f"distill.logits={config.distill.logits}: not the file of this run.")
+        teacher = open_teacher(self._config, self._task, workdir)
+        objective = add_teacher(self._config, self._task.objective, teacher)
+        self._step_functions = StepFunctions(self._config, objective)
+        self._compiled: dict[int, jax.stages.Compiled] = {}
+
+    def read_state(self, checkpoint: epath.Path | None) -> TrainState:
+        """Return the state in a checkpoint; that of step 0 without one."""
+        if checkpoint is None:
+            return self._step_functions.init(None)
+        return restore_state(checkpoint, self._step_functions.state_shapes)
+
+    def train(self, state: TrainState, start: int, end: int) -> TrainState:
+        """Return the state after step `end`.
+
+        Args:
+          state: state after step `start`, which is donated.
+          start: number of updates of the state.
+          end: number of updates of the result.
+        """
         config, functions = self._config, self._step_functions
         constants, seconds = functions.train_constants(), config.budget_seconds
         budget = TimeBudget(self._workdir, seconds) if seconds else None
@@ -168,6 +229,12 @@ class Audit:
             compiled = self._step_functions.compile_train_step(None if is_full else batch_size)
             self._compiled[batch_size] = compiled
         return self._compiled[batch_size]
+
+
+def _read_record(checkpoint: epath.Path) -> dict[str, Any]:
+    """Return the run.json of a checkpoint."""
+    record: dict[str, Any] = json.loads((checkpoint / "run.json").read_text())
+    return record
 
 
 def _import_loss(recorded: str, named: str | None) -> None:

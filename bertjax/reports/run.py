@@ -8,7 +8,9 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.checkpointing.retention import BestMetric
 from bertjax.config.config import Config
+from bertjax.config.fields import build_dataclass
 from bertjax.config.loading import read_config_dict
 from bertjax.html.axes import format_number
 from bertjax.html.charts import Chart, MetricDisplay, Point, line_chart
@@ -16,11 +18,13 @@ from bertjax.html.page import Section, Status, render_report
 from bertjax.html.tables import TextTable, eval_set_table
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
+from bertjax.training.cadence import EarlyStopping
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.training.terminal import format_duration
 from bertjax.workdir.goodput import PARTS, Session, read_sessions, total_seconds
 from bertjax.workdir.workdir import flatten
 from data_pipelines.errors import InputError
+from data_pipelines.rampup import BatchSizeRampup
 
 MetricEntry = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -80,13 +84,11 @@ def read_run(
 ) -> tuple[Sequence[MetricEntry], dict[str, Any], Sequence[Session]]:
     """Return the lines of metrics.jsonl, the fields of config.json and the sessions of a run.
 
-    Lines of single runs among parallel runs (split RUN/train or RUN/eval) are left out.
-
     Raises:
       InputError: a file is missing or invalid, or no metrics have been logged.
     """
-    entries = [entry for entry in read_metrics(workdir) if "/" not in entry["split"]]
-    if not entries:
+    entries = read_metrics(workdir)
+    if all(map(_is_of_single_run, entries)):
         raise InputError(
             f"{metrics_path(workdir)}: no metrics yet. Wait until a step is logged, or lower "
             "log_every."
@@ -101,14 +103,16 @@ def render_run(
     settings: Mapping[str, Any],
     sessions: Sequence[Session] = (),
 ) -> str:
-    """Return the page of a run.
+    """Return the page of a run, without the curves of single runs among parallel ones.
 
     Args:
       name: title of the page.
-      entries: lines of metrics.jsonl, at least one.
+      entries: lines of metrics.jsonl, at least one of all runs together.
       settings: fields of the configuration under dotted names ("model.hidden_size").
       sessions: the processes that trained in the workdir.
     """
+    facts = _facts(entries, settings)
+    entries = [entry for entry in entries if not _is_of_single_run(entry)]
     # The only term of a loss is the loss.
     terms = {key for entry in entries for key in entry if key.endswith("_loss")}
     total = _curves_by_split(entries, "loss")
@@ -157,25 +161,53 @@ def render_run(
             if key in final and key not in excluded and "/" not in key  # "/": of one eval set
         ],
         metrics_note=f"{'Eval' if eval_entries else 'Train'} split, step {final['step']:,}",
-        facts=_facts(entries, settings),
-        status=_status(entries, settings.get("steps")),
+        facts=facts,
+        status=_status(entries, settings),
     )
 
 
-def _status(entries: Sequence[MetricEntry], steps: Any) -> Status:
+def _is_of_single_run(entry: MetricEntry) -> bool:
+    """Return whether an entry is of one of several parallel runs (RUN/train or RUN/eval)."""
+    return "/" in entry["split"]
+
+
+def _status(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> Status:
     for entry in entries:
         for key in ("loss", "grad_norm"):
             value = entry.get(key)
             if value is not None and not math.isfinite(value):
                 metric = f"{_metric(key).title.lower()} {format_number(value)}"
                 return Status("failed", f"Diverged at step {entry['step']:,}: {metric}")
-    last = _last_step(entries)
+    last, steps = _last_step(entries), settings.get("steps")
     progress = [(entry["step"], entry["progress"]) for entry in entries if "progress" in entry]
     if progress and not _ends_with_budget(progress):
-        return Status("unfinished", f"Step {last:,}, {progress[-1][1]:.0%} of {steps}")
-    if not isinstance(steps, int) or last >= steps:
+        reached = f"Step {last:,}, {progress[-1][1]:.0%} of {steps}"
+    elif isinstance(steps, int) and last < steps:
+        reached = f"Step {last:,} of {steps:,}, {last / steps:.0%}"
+    else:
         return Status("finished", f"Finished, {last:,} steps")
-    return Status("unfinished", f"Step {last:,} of {steps:,}, {last / steps:.0%}")
+    if _has_ended_early(entries, settings):
+        return Status("finished", f"Finished early, {last:,} steps")
+    return Status("unfinished", reached)
+
+
+def _has_ended_early(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> bool:
+    """Return whether `early_stopping` ended the run after its last evaluation."""
+    if not settings.get("early_stopping"):
+        return False
+    names = ("steps", "early_stopping", "eval_every", "best_metric", "greater_is_better")
+    config = build_dataclass(Config, {name: settings[name] for name in names if name in settings})
+    metric = BestMetric(config.best_metric, config.greater_is_better)
+    scores = {
+        entry["step"]: metric.comparable({k: v for k, v in entry.items() if v is not None})
+        for entry in entries
+        if entry["split"] == "eval"
+    }
+    last = _last_step(entries)
+    if last not in scores:
+        return False
+    best = max(scores, key=scores.__getitem__)
+    return EarlyStopping(config).is_over(last, best if scores[best] > -math.inf else 0)
 
 
 def _ends_with_budget(progress: Sequence[tuple[int, float]]) -> bool:
@@ -201,7 +233,7 @@ def _facts(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> list[
         if term == "Data":
             texts += _data_options(settings)
         facts.append((term, " · ".join(texts)))
-    return [*facts, ("Speed", _speed(entries, settings.get("batch_size")))]
+    return [*facts, ("Speed", _speed(entries, settings))]
 
 
 def _data_options(settings: Mapping[str, Any]) -> list[str]:
@@ -217,18 +249,23 @@ def _data_options(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
+def _speed(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> str:
     train = [entry for entry in entries if entry["split"] == "train"]
     unit = "examples" if any("examples_per_second" in entry for entry in train) else "sequences"
     rates = [entry.get(f"{unit}_per_second") or 0 for entry in train]
     if not any(rates):
         return ""
     speed = f"{format_number(statistics.median(rates))} {unit} per second"
-    if not isinstance(batch_size, int):
+    batch_size, total = settings.get("batch_size"), settings.get("steps")
+    # The rates of parallel runs add up, and their number is not recorded.
+    if not isinstance(batch_size, int) or any(map(_is_of_single_run, entries)):
         return speed
-    steps = [entry["step"] for entry in train]
-    intervals = zip([0, *steps], steps, rates, strict=False)
-    seconds = sum((end - begin) * batch_size / rate for begin, end, rate in intervals if rate > 0)
+    rampup = BatchSizeRampup(
+        batch_size, settings.get("batch_size_rampup", 1), total if isinstance(total, int) else 1
+    )
+    counts = [rampup.sequences_before(entry["step"]) for entry in train]
+    intervals = zip([0, *counts], counts, rates, strict=False)
+    seconds = sum((end - begin) / rate for begin, end, rate in intervals if rate > 0)
     return f"{speed} · {format_duration(seconds)} in training steps"
 
 
@@ -282,7 +319,7 @@ def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[TextTable, i
     losses = {
         row: entry["loss"]
         for row, entry in enumerate(newest_first)
-        if math.isfinite(entry.get("loss") or math.nan)
+        if entry.get("loss") is not None and math.isfinite(entry["loss"])
     }
     # The first of equal losses.
     best_row = min(reversed(losses), key=losses.__getitem__, default=None)
