@@ -11,9 +11,11 @@ import pytest
 from pretraining_runs import losses, make_run_config, metrics
 from run_outputs import answers_of
 
+from bertjax.config.config import Config
 from bertjax.inference.convert import convert
 from bertjax.model.encoders import last_positions
 from bertjax.model.heads import sampled_logits
+from bertjax.tasks.embeddings.encoder_embeddings import EmbeddingOptions, EmbeddingsObjective
 from bertjax.tasks.pretraining import PretrainingObjective, PretrainingTask
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
@@ -165,6 +167,38 @@ def test_sampled_softmax_estimates_the_sum_over_the_vocabulary() -> None:
     assert abs(float(sums.mean() - jnp.exp(whole).sum())) < 3 * error < 0.05 * float(sums.mean())
     is_target = np.asarray(draws == 7)
     assert is_target.any() and np.isneginf(logits[:, 0, 0, 1:][is_target]).all()
+
+
+def test_sampled_softmax_counts_all_places_of_a_token_in_bfloat16() -> None:
+    """A sum of ones in bfloat16 ends at 256."""
+    x, word = jnp.ones((1, 1000, 4), jnp.bfloat16), jnp.zeros((9, 4), jnp.bfloat16)
+    targets, drawn = jnp.full((1, 1000), 7), jnp.zeros((1,), jnp.int32)
+
+    def target_logits(word: jax.Array) -> jax.Array:
+        return sampled_logits(x, word, jnp.zeros(9), targets, drawn)[..., 0].sum()
+
+    gradient = jax.jit(jax.grad(target_logits))(word)
+    np.testing.assert_allclose(gradient[7].astype(np.float32), 1000, rtol=2**-8)
+
+
+def test_sampled_softmax_is_weighed_by_loss_weights(corpus) -> None:
+    fields = CAUSAL | {"model__sampled_softmax": 127}
+    plain = PretrainingObjective(make_run_config(corpus, **fields))
+    weighed = PretrainingObjective(make_run_config(corpus, **fields, loss_weights="mlm=2"))
+    batch = PretrainingData(corpus, plain.options).batch(0)
+    params = jax.jit(plain.init_params)(jax.random.key(0))
+    once, twice = (
+        jax.jit(objective.train_sums)(params, batch, None, {}, jnp.float32(0))["mlm_loss"]
+        for objective in (plain, weighed)
+    )
+    np.testing.assert_allclose(twice, (2 * once[0], once[1]), rtol=1e-6)
+
+
+def test_encoder_that_a_sampled_softmax_trained_embeds_texts(corpus) -> None:
+    model = make_run_config(corpus, **CAUSAL, model__sampled_softmax=127).model
+    config = Config(model=model, max_seq_length=32, batch_size=1)
+    objective = EmbeddingsObjective(config, 1, EmbeddingOptions())
+    assert objective.config.model.sampled_softmax == 0
 
 
 def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:

@@ -97,6 +97,24 @@ def test_lstm_from_right_to_left_reads_the_reversed_tokens(golden) -> None:
     np.testing.assert_allclose(states[:, :, ::-1], golden["states"], atol=1e-5)
 
 
+def test_lstm_sums_gradients_over_the_steps_in_float32() -> None:
+    shapes = (1, 256, 8), (8, 64), (8, 64), (64,), (16, 8)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    arrays = [jax.random.normal(key, shape) / 3 for key, shape in zip(keys, shapes, strict=True)]
+    x, kernel, recurrent, bias, projection = arrays
+    starts = jnp.arange(256)[None] == 0
+
+    def gradients(dtype: str) -> Any:
+        def loss(recurrent: jax.Array, projection: jax.Array) -> jax.Array:
+            outputs = lstm(x.astype(dtype), starts, kernel, recurrent, bias, projection)
+            return outputs.astype(jnp.float32).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1)))(recurrent, projection)
+
+    for half, full in zip(gradients("bfloat16"), gradients("float32"), strict=True):
+        assert float(jnp.linalg.norm(half - full) / jnp.linalg.norm(full)) < 0.01
+
+
 def test_lstm_clips_cells_and_projections() -> None:
     # The gates are open and the candidate is 1, so that a cell counts the tokens.
     units, size = 3, 2

@@ -195,6 +195,17 @@ def test_scores_of_a_users_function_are_known_after_an_evaluation_only() -> None
         assert check_best_metric(dataclasses.replace(config, best_metric=name), task, sums)
 
 
+def test_mean_over_eval_sets_needs_the_score_in_each() -> None:
+    task = StubTask(EIGHT, Numbers("one", [1] * 8), Numbers("other", [1] * 8))
+    task.primary_metrics = ("largest", "smallest")
+    one, other = task.eval_sets()
+    one.score_names, other.score_names = ("largest", "smallest"), ("largest",)
+    for name in ("largest", "one/smallest", "other/largest"):
+        assert check_best_metric(dataclasses.replace(task.config, best_metric=name), task, {})
+    with pytest.raises(InputError, match="best_metric='smallest': is not a score"):
+        check_best_metric(dataclasses.replace(task.config, best_metric="smallest"), task, {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretraining", *in_test_all(*toy_tasks.KINDS)])
 def test_best_metric_is_any_score_of_the_evaluation_and_nothing_else(kind, toys, corpus) -> None:

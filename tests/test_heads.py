@@ -24,7 +24,7 @@ from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.head_positions import num_last_block_positions
-from bertjax.model.heads import head_sums
+from bertjax.model.heads import HEADS, head_sums
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(**recipe.MODEL)
@@ -300,6 +300,16 @@ def test_logits_in_bfloat16_are_close_to_float32(params):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["sequence_classification", "multiple_choice"])
+def test_pooled_logits_of_close_vectors_differ_in_bfloat16_runs(name: str) -> None:
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", num_labels=1)
+    head = HEADS[name].module(config, name)
+    vectors = 3 + np.random.default_rng(0).normal(0, 1e-3, (200, CONFIG.hidden_size))
+    variables = head.init(jax.random.key(0), vectors, {}, vectors)
+    scores = head.apply(variables, vectors.astype(np.float32), {}, vectors)
+    assert scores.dtype == jnp.float32 and len(np.unique(scores)) == 200
+
+
 def test_gradients_in_bfloat16_are_close_to_float32(params):
     half = gradient(params, dataclasses.replace(CONFIG, dtype="bfloat16", scan_layers=True))
     flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in (half, gradient(params))]

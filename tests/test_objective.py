@@ -59,6 +59,12 @@ def test_eval_batch_size_of_question_answering_gives_each_device_some_sequences(
     assert registry.make_objective(config, batch_size_multiple=64).eval_batch_size == 256
 
 
+def test_eval_batch_size_of_fine_tuning_is_bounded_too() -> None:
+    config = make_run_config("question_answering", max_seq_length=128, batch_size=4096)
+    objective = registry.make_objective(config, batch_size_multiple=8)
+    assert objective.eval_batch_size * 128 == MAX_EVAL_TOKENS
+
+
 def test_eval_batch_size_of_the_configuration_must_divide_over_devices() -> None:
     config = make_run_config(eval_batch_size=24, mesh=MeshConfig(8, 1, 1))
     objective = registry.make_objective(config, batch_size_multiple=8)

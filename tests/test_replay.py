@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_tasks
 from conftest import in_test_all
 from pretraining_runs import make_run_config
 from program import Program
@@ -123,6 +124,16 @@ def test_replay_does_not_change_the_run(corpus, tmp_path) -> None:
     for name, every in (("plain", 0), ("replayed", 1)):
         make_trainer(make_run_config(corpus, replay_every=every, **fields), tmp_path / name).train()
     assert metrics(tmp_path / "plain") == metrics(tmp_path / "replayed")
+
+
+@pytest.mark.slow
+def test_replay_of_fine_tuning_has_the_sequences_of_its_batches(toys, tmp_path) -> None:
+    fields = {"steps": 2, "batch_size": 12, "log_every": 1, "optimizer.warmup": 1}
+    fields |= {"eval_every": 2, "checkpoint_every": 2}
+    config = toy_tasks.configuration("single_label", toys, replay_every=1, **fields)
+    trainer = make_trainer(config, tmp_path)
+    trainer.train()
+    assert [*trainer._replay._compiled] == [trainer.step_functions.objective.batch_size] != [12]
 
 
 def test_replay_rejects_nondeterministic_gpus_and_sweeps(monkeypatch) -> None:

@@ -88,8 +88,16 @@ def test_layer_dimension_is_never_sharded(params) -> None:
             assert sharding.spec[0] is None, name
 
 
+def test_layers_of_heads_are_replicated_whatever_their_names() -> None:
+    kernel = jax.ShapeDtypeStruct((64, 1), jnp.float32)
+    head = {"answer_spans": {"scorer": {"output": {"kernel": kernel}, "up": {"kernel": kernel}}}}
+    for sharding in jax.tree.leaves(tree_shardings(make_mesh(2, 2, 2), head)):
+        assert sharding.is_fully_replicated
+
+
 def test_check_mesh_rejects_a_dimension_that_does_not_divide(params) -> None:
-    wide = {"encoder": {"blocks": {"up": {"kernel": jax.ShapeDtypeStruct((2, 12, 48), "float32")}}}}
+    kernel = jax.ShapeDtypeStruct((2, 12, 48), "float32")
+    wide = {"encoder": {"blocks": {"feed_forward": {"up": {"kernel": kernel}}}}}
     with pytest.raises(
         ValueError, match=r"mesh\.fsdp=8: does not divide a dimension of 12 of .*up/kernel"
     ):

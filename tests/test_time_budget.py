@@ -12,6 +12,7 @@ from etils import epath
 from pretraining_runs import losses, make_run_config, metrics
 
 from bertjax.config.loading import load_config
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training import cadence, time_budget
 from bertjax.training.setup import make_trainer
@@ -194,6 +195,13 @@ def test_short_run_has_a_learning_rate_before_it_logs(corpus, tmp_path, ticking)
     budget = TimeBudget(epath.Path(tmp_path), 3.0)
     progress = [budget.progress(step) for step in (half - 10, half, end)]
     assert progress[0] < 0.5 <= progress[1] < progress[2]
+
+
+def test_polynomial_schedule_may_have_a_time_budget(corpus) -> None:
+    fields = {"optimizer__schedule": "polynomial", "optimizer__decay_power": 2.0}
+    config = make_run_config(corpus, steps="2 hours", **fields)
+    functions = StepFunctions(config, registry.make_objective(config, 8))
+    assert functions.state_shapes.opt_state
 
 
 @pytest.mark.parametrize("recipe", pretraining.RECIPES)

@@ -25,9 +25,9 @@ Axis = str | tuple[str, ...] | None
 # The leading layer dimension of stacked parameters is never sharded. The last dimension is sharded
 # over few devices if possible: a TPU pads it to 128 elements.
 SHARDING_RULES: tuple[tuple[str, tuple[Axis, ...]], ...] = (
-    (r"(query|key|value|up)/kernel", ("fsdp", "tensor")),
-    (r"(output|down)/kernel", (("tensor", "fsdp"), None)),
-    (r"(query|key|value|up)/bias", ("tensor",)),
+    (r"blocks/\w+/(query|key|value|up)/kernel", ("fsdp", "tensor")),
+    (r"blocks/\w+/(output|down)/kernel", (("tensor", "fsdp"), None)),
+    (r"blocks/\w+/(query|key|value|up)/bias", ("tensor",)),
     (r"embeddings/(word|position|type)", (None, "fsdp")),
     (r"(transform|nsp)/kernel", ("fsdp", None)),
     (r".*", ()),

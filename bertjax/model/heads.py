@@ -20,7 +20,7 @@ from bertjax.model.bert_config import BertConfig
 from bertjax.model.cpu_layout import matmul_transposed
 from bertjax.model.distillation_losses import SoftLoss, slot_soft_loss
 from bertjax.model.encoder import Dense, LayerNorm
-from bertjax.model.layers import ACTIVATIONS, sum_leading_axes
+from bertjax.model.layers import ACTIVATIONS, embedding_lookup, sum_leading_axes
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -68,8 +68,10 @@ def sampled_logits(x: Array, word: Array, bias: Array, targets: Array, drawn: Ar
       drawn: int32 [S], drawn uniformly with replacement.
     """
     word, dtype = word.astype(x.dtype), jnp.float32
-    target = jnp.einsum("bmh,bmh->bm", x, word[targets], preferred_element_type=dtype)
-    others = jnp.einsum("bmh,sh->bms", x, word[drawn], preferred_element_type=dtype) + bias[drawn]
+    # Their gradients are summed in float32, as that of the embeddings.
+    of_targets, of_drawn = embedding_lookup(word, targets), embedding_lookup(word, drawn)
+    target = jnp.einsum("bmh,bmh->bm", x, of_targets, preferred_element_type=dtype)
+    others = jnp.einsum("bmh,sh->bms", x, of_drawn, preferred_element_type=dtype) + bias[drawn]
     others += math.log(len(word) / len(drawn))
     others = jnp.where(drawn == targets[..., None], -jnp.inf, others)
     return jnp.concatenate([(target + bias[targets])[..., None], others], axis=-1)
@@ -123,8 +125,21 @@ def question_answering_head(config: BertConfig, name: str) -> LinearHead:
     return LinearHead(dataclasses.replace(config, dtype="float32"), 2, name=name)
 
 
+def pooled_classification_head(config: BertConfig, name: str) -> LinearHead:
+    """Return a logit per pooled vector for each of the head's labels, one number for regression.
+
+    They are computed in float32. In bfloat16 many documents that are ranked would tie.
+    """
+    return classification_head(dataclasses.replace(config, dtype="float32"), name)
+
+
+def multiple_choice_head(config: BertConfig, name: str) -> LinearHead:
+    """Return a logit per pooled vector of a choice, in float32 for the same reason."""
+    return LinearHead(dataclasses.replace(config, dtype="float32"), 1, name=name)
+
+
 def classification_head(config: BertConfig, name: str) -> LinearHead:
-    """Return a logit per vector for each of the head's labels, one number for regression."""
+    """Return a logit per vector for each of the head's labels."""
     # A model with num_labels=0 does not have this head; only its parameter names are needed.
     return LinearHead(config, max(config.num_labels_of(name), 1), name=name)
 
@@ -266,7 +281,7 @@ for _head in (
     ),
     _task_head(
         "sequence_classification",
-        classification_head,
+        pooled_classification_head,
         losses.sequence_classification_sums,
         pooled=True,
         soft_loss=distillation_losses.classification_soft_loss,
@@ -277,7 +292,7 @@ for _head in (
     ),
     _task_head(
         "multiple_choice",
-        functools.partial(LinearHead, features=1),
+        multiple_choice_head,
         losses.multiple_choice_sums,
         pooled=True,
         soft_loss=distillation_losses.multiple_choice_soft_loss,

@@ -38,8 +38,9 @@ from data_pipelines.errors import InputError
 TOLERANCE = 0.05
 
 _CONFIG_FILE = "config.json"
-# The fields among `RESUMABLE_FIELDS` that change the bits of a state. Each microbatch has its own
-# dropout masks, and the sums of metrics since the last log are part of the state.
+# The fields among `RESUMABLE_FIELDS` that change the bits of a state. Microbatches and unrolled
+# layers have dropout masks of their own, and the sums of metrics since the last log are part of the
+# state.
 _STATE_FIELDS = (
     *("gradient_accumulation_steps", "log_every", "model.remat", "model.scan_layers"),
     *("mesh.data", "mesh.fsdp", "mesh.tensor"),

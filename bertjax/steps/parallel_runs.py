@@ -2,7 +2,7 @@
 
 Runs differ in their learning rates and seeds, which are arguments, so one compiled function serves
 all. Arrays have a leading axis of runs R, sharded over the devices; a device with several runs
-computes them as one batch. The losses of a run are bit-identical to those it has alone.
+computes them as one batch. The losses of a run are those it has alone, up to rounding.
 """
 
 import copy

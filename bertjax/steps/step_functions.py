@@ -74,7 +74,9 @@ class StepFunctions:
         self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self.constant_shapes = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
-        self.train_constant_shapes = sharded_shapes(self.mesh, objective.train_constant_shapes())
+        train_constants = objective.train_constant_shapes()
+        check_mesh(self.mesh, train_constants)  # such as a teacher
+        self.train_constant_shapes = sharded_shapes(self.mesh, train_constants)
         self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
         self._compiler = Compiler(self.mesh, sdc_checker=config.sdc_checker)
@@ -110,6 +112,14 @@ class StepFunctions:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
         return {"fixed": constants, "progress": to_devices(progress, self._progress)}
 
+    @property
+    def _step_constant_shapes(self) -> Any:
+        """Shapes of the constants of a train step, with a time budget those of `with_progress`."""
+        constants = self.train_constant_shapes
+        if self._config.budget_seconds is None:
+            return constants
+        return {"fixed": constants, "progress": self._progress}
+
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
         """Compile the train step: (state, batch, constants) -> (state, metric_sums).
 
@@ -121,9 +131,6 @@ class StepFunctions:
         config, objective = self._config, self.objective
         batch_size = batch_size or objective.batch_size
         timed = config.budget_seconds is not None
-        constants = self.train_constant_shapes
-        if timed:
-            constants = {"fixed": constants, "progress": self._progress}
         schedule = learning_rate_schedule(config.optimizer_config())
         num_microbatches = accumulation_steps(config, objective, self.mesh, batch_size)
 
@@ -155,7 +162,7 @@ class StepFunctions:
             train_step,
             self.state_shapes,
             with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
-            constants,
+            self._step_constant_shapes,
             out_shardings=(shardings_of(self.state_shapes), None),
             donate=True,
         )
@@ -176,13 +183,17 @@ class StepFunctions:
         mesh = Mesh(devices, ("shards", "copies", *AXES))
 
         def on_device(params: Any, step: Any, batch: Batch, constants: Any) -> jax.Array:
+            if config.budget_seconds is None:
+                progress = step / jnp.float32(config.total_steps)
+            else:
+                progress, constants = constants["progress"], constants["fixed"]
+            key = jax.random.fold_in(jax.random.key(config.seed), step)
+            key = jax.random.fold_in(key, jax.lax.axis_index("shards"))
+
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = stop_frozen_gradients(params, config.optimizer_config())
                 return objective.train_sums(params, batch, key, constants, progress)
 
-            progress = step / jnp.float32(config.total_steps or 1)
-            key = jax.random.fold_in(jax.random.key(config.seed), step)
-            key = jax.random.fold_in(key, jax.lax.axis_index("shards"))
             return digest(sums_and_gradient(loss, params, batch, key, num_microbatches))[None]
 
         def replay_step(*arguments: Any) -> jax.Array:
@@ -200,7 +211,7 @@ class StepFunctions:
             self.param_shapes,
             self.state_shapes.step,
             with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
-            self.train_constant_shapes,
+            self._step_constant_shapes,
             out_shardings=NamedSharding(mesh, PartitionSpec(("shards", "copies"))),
         )
         self.memory_bytes |= compiler.memory_bytes
@@ -275,7 +286,12 @@ class StepFunctions:
         if self._config.budget_seconds is not None:
             # The learning rate is a function of progress: see `with_learning_rate`.
             config = dataclasses.replace(
-                config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
+                config,
+                schedule="wsd",
+                learning_rate=1.0,
+                warmup_steps=0,
+                cooldown_steps=0,
+                decay_power=1.0,
             )
         return StateInitializer(self.objective, config, self.param_shapes, reinit_layers)
 

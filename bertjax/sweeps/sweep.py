@@ -29,6 +29,7 @@ from bertjax.sweeps.search import MedianPruning, Search
 from bertjax.sweeps.sweep_state import SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
+from bertjax.training.evaluator import check_best_metric
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.prediction.generated_texts import check_no_generation
 from bertjax.training.setup import add_teacher, open_teacher
@@ -178,6 +179,8 @@ class SweepRunner:
             step_functions = _make_step_functions(group, task, self.num_parallel, teacher)
             self._program = _Program(step_functions, teacher, seeds)
         step_functions, teacher, _ = self._program
+        config = dataclasses.replace(group[0].config, best_metric=self.primary_metric.name)
+        check_best_metric(config, task, step_functions.state_shapes.metric_sums)
         for first in range(0, len(remaining), self.num_parallel):
             self._lock.check()
             selected = remaining[first : first + self.num_parallel]

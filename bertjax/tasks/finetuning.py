@@ -20,7 +20,7 @@ from bertjax.mesh.feed import Batch
 from bertjax.model import flops, losses
 from bertjax.model.heads import HEADS
 from bertjax.model.losses import Sums
-from bertjax.steps.objective import Objective
+from bertjax.steps.objective import MAX_EVAL_TOKENS, Objective
 from bertjax.tasks.finetuning_data import load_task_tokenizer
 from bertjax.tasks.pipeline import HostBatch, Outputs
 from bertjax.tasks.task import EvalSet, Task, packed_sequence_length, shapes_of_batch
@@ -118,8 +118,14 @@ class FinetuningObjective(Objective):
 
     @property
     def eval_batch_size(self) -> int:
-        """Sequences of an eval batch over all processes."""
-        default = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.batch_size_multiple)
+        """Sequences of an eval batch over all processes.
+
+        By default the training batch size, or `MAX_EVAL_TOKENS` if that is less, but at least
+        four sequences for each device.
+        """
+        smallest = _MIN_EVAL_SEQUENCES * self.batch_size_multiple
+        largest = max(smallest, MAX_EVAL_TOKENS // self.config.max_seq_length)
+        default = min(max(self.config.batch_size, smallest), largest)
         return self.config.eval_batch_size or self.round_up_batch_size(default)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -107,7 +107,8 @@ class PretrainingObjective(Objective):
         drawn = jax.random.randint(draw_key, (count,), 0, vocab_size)
         outputs = self.apply(params, {**batch, SAMPLED_IDS: drawn}, key, constants)
         sums = self.sums(outputs, {**batch, "masked_lm_ids": 0 * batch["masked_lm_ids"]})
-        return {name: pair for name, pair in sums.items() if name != "mlm_accuracy"}
+        del sums["mlm_accuracy"]
+        return self.weigh_losses(sums)
 
     def check_inputs_repeat(self) -> None:
         """Raise InputError if masking is dynamic, as with every `mlm_probability` that changes."""

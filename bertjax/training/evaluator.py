@@ -68,6 +68,11 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     check_processes(config, task)
     if len(members) > 1:
         check_no_generation(task, "texts of an ensemble's models have no average")
+        if task.objective.LEARNS_EMBEDDINGS:
+            raise InputError(
+                f"task={config.task}: embeddings of {len(members)} models are vectors of unrelated "
+                "spaces, which have no average. Evaluate one model."
+            )
     if not task.eval_sets():
         fix = "Prepare the data with --eval-fraction."
         if "eval_file" in config.data:
@@ -319,14 +324,14 @@ def check_best_metric(config: Config, task: Task, sum_names: Iterable[str]) -> b
             "prepare the data with --eval-fraction."
         )
     known, is_complete = {*sum_names} - {"grad_norm", "nonpad_fraction"}, not config.metrics
+    of_all_sets = {*task.primary_metrics}
     for eval_set in eval_sets:
         names: Sequence[str] | None = getattr(eval_set, "score_names", None)
         if names is None:
             names, is_complete = (), False
-        if len(eval_sets) == 1:
-            known |= {*names}
-        else:
-            known |= {*names} & {*task.primary_metrics} | {f"{eval_set.name}/{n}" for n in names}
+        of_all_sets &= {*names}  # of which there are means
+        known |= {*names} if len(eval_sets) == 1 else {f"{eval_set.name}/{n}" for n in names}
+    known |= of_all_sets
     if metric not in known and is_complete:
         raise InputError(
             f"best_metric={metric!r}: is not a score of this task. Use one of "

@@ -224,9 +224,10 @@ class Trainer:
                     self._report_saved(writers)
                     profiler.before(step - 1, state)
                     train_step = self._compiled_step(step, meter)
-                    self._replay.check(step, state, batch, constants)
+                    at_step = self._at_step(constants, step)
+                    self._replay.check(step, state, batch, at_step)
                     fault_point("step.before_update")
-                    state, metric_sums = train_step(state, batch, self._at_step(constants, step))
+                    state, metric_sums = train_step(state, batch, at_step)
                     profiler.after(step, state)
                     feed.in_flight = metric_sums
                     self._finish_log(log, step)  # the devices compute the new step meanwhile
@@ -299,7 +300,10 @@ class Trainer:
         rampup = self.config.rampup
         for batch_size in (rampup.batch_size_at(step), rampup.batch_sizes[-1]):
             self._train_steps.compile(batch_size)
-            self._replay.compile(batch_size)
+            # Fine-tuning counts examples, of which several share a sequence.
+            is_full = batch_size == rampup.batch_sizes[-1]
+            sequences = self.step_functions.objective.batch_size if is_full else batch_size
+            self._replay.compile(sequences)
         memory = self._memory_budget.check_step()  # of the full batch
         if compiles:
             seconds = time.perf_counter() - start

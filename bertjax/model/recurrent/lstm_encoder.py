@@ -91,17 +91,17 @@ def lstm(
     dtype = x.dtype
     # One product for all that does not depend on the step before.
     inputs = jnp.einsum("bth,hu->tbu", x, kernel.astype(dtype)).astype(jnp.float32) + bias
-    recurrent, projection = recurrent.astype(dtype), projection.astype(dtype)
 
     def step(state: tuple[Array, Array], step_input: tuple[Array, Array]) -> tuple[Any, Array]:
         inputs, starts = step_input
         output, cell = (jnp.where(starts[:, None], 0, array) for array in state)
-        gates = inputs + (output @ recurrent).astype(jnp.float32)
+        # Cast here, so that gradients are summed over the steps in float32.
+        gates = inputs + (output @ recurrent.astype(dtype)).astype(jnp.float32)
         input_gate, forget_gate, output_gate, candidate = jnp.split(gates, 4, axis=-1)
         kept = jax.nn.sigmoid(forget_gate) * cell
         cell = jnp.clip(kept + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate), -CLIP, CLIP)
         wide = (jax.nn.sigmoid(output_gate) * jnp.tanh(cell)).astype(dtype)
-        output = jnp.clip(wide @ projection, -CLIP, CLIP)
+        output = jnp.clip(wide @ projection.astype(dtype), -CLIP, CLIP)
         return (output, cell), output
 
     batch_size, units = len(x), len(projection)

@@ -124,7 +124,8 @@ class EmbeddingsObjective(FinetuningObjective):
 
     def __init__(self, config: Config, batch_size_multiple: int, options: EmbeddingOptions) -> None:
         # A text is a source, and no head reads its vectors.
-        defaults = {name: getattr(BertConfig, name) for name in ("decoder", *LAYER_MIX_FIELDS)}
+        names = ("decoder", "sampled_softmax", *LAYER_MIX_FIELDS)
+        defaults = {name: getattr(BertConfig, name) for name in names}
         model = dataclasses.replace(config.model, **defaults)
         check_pooling("pooling", options.pooling, model)
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
