@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import toy_tasks
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import draw_model
@@ -22,6 +23,7 @@ from bertjax.cli import embed
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.formats.sentence_transformers import find_pooling_config
+from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference import feature_extraction as module
 from bertjax.inference.feature_extraction import Embedder
 from bertjax.model.bert_config import BertConfig
@@ -141,6 +143,32 @@ def test_embedder_truncates_and_counts_long_texts(model, caplog, tmp_path) -> No
     assert "2 of 3 texts are longer than 128 tokens and were truncated" in caplog.text
     found = np.load(tmp_path / "a.npz")["embeddings"]
     np.testing.assert_allclose(found[0], embed_alone(long)[0].mean(axis=0), atol=1e-5)
+
+
+def test_write_reports_truncated_texts_of_kept_parts(model, tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
+    texts = ["ba " * 300, "ba", "do"]
+
+    def stopped() -> Iterator[str]:
+        yield from texts
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Embedder(model, EmbeddingOptions()).write(stopped(), tmp_path / "a.npz")
+    with caplog.at_level("WARNING", "bertjax"):
+        Embedder(model, EmbeddingOptions()).write(texts, tmp_path / "a.npz")
+    assert "1 of 3 texts are longer than 128 tokens and were truncated" in caplog.text
+    assert {*np.load(tmp_path / "a.npz")} == {"embeddings", "text_digests"}
+
+
+@pytest.mark.parametrize("level", ["text", "word"])
+def test_write_escapes_lone_surrogates_in_parquet(level, model, tmp_path) -> None:
+    from pyarrow import parquet
+
+    embedder = Embedder(model, EmbeddingOptions(level=level))
+    embedder.write(['{"text": "ba \\ud800"}', "ba \u00e9"], tmp_path / "a.parquet")
+    rows = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row["text"] for row in rows] == ["ba \\ud800", "ba \u00e9"]
 
 
 def read_embeddings(path: pathlib.Path) -> np.ndarray:
@@ -316,6 +344,17 @@ def test_find_pooling_config_reads_default_prompts(tmp_path, caplog) -> None:
     file.unlink()
     pooling = find_pooling_config(path)
     assert pooling and pooling.max_seq_length == 128  # of tokenizer_config.json
+
+
+def test_find_embedding_options_warns_once_of_the_prompts_of_a_run(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    config = PoolingConfig(epath.Path(tmp_path), "mean", True, 16, document_prompt="options: ")
+    monkeypatch.setattr(module, "find_pooling_config", lambda directory: config)
+    for _ in range(2):
+        assert not module.find_embedding_options(tmp_path)[1].prompt
+    (warning,) = (message for message in caplog.messages if "prompt" in message)
+    assert warning.startswith("data.document_prompt='options: ': put before texts in training")
 
 
 def test_pooling_reports_the_modules_that_it_replaces(tmp_path, caplog) -> None:

@@ -26,7 +26,9 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means
 from bertjax.tasks.embeddings.losses import RANKING_LOSS
 from bertjax.tasks.embeddings.objective import SCORES
+from bertjax.tasks.embeddings.pipeline import EmbeddingsPipeline
 from bertjax.tasks.embeddings.task import EmbeddingsTask
+from bertjax.tasks.pipeline import PredictInput
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from data_pipelines.finetuning.embeddings.distinct_batches import SLOTS
@@ -296,6 +298,15 @@ def test_encode_and_predict_pool_as_in_training(trained) -> None:
         np.testing.assert_allclose(answer["embedding"], embedding, atol=1e-6)
     hidden = model.encode(TEXTS[0], pooling="max")
     np.testing.assert_allclose(hidden / np.linalg.norm(hidden), embeddings[0], atol=1e-6)
+
+
+def test_preprocess_warns_once_of_the_prompts_of_the_run(folder, caplog) -> None:
+    task = toy_embeddings.prepare(folder, data__query_prompt="pipeline: ")
+    pipeline = EmbeddingsPipeline(task.objective, task.tokenizer)
+    for text in ("ba", "do"):
+        pipeline.preprocess([PredictInput("line 1", text)])
+    (warning,) = (message for message in caplog.messages if "prompt" in message)
+    assert warning.startswith("data.query_prompt='pipeline: ': put before texts in training")
 
 
 @pytest.mark.slow

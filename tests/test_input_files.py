@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bertjax.cli.input_files import input_file_reader
-from bertjax.tasks.pipeline import Pipeline
+from bertjax.tasks.input_lines import InputLines, InvalidInput
+from bertjax.tasks.pipeline import Pipeline, PredictInput
+from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
+from bertjax.tasks.token_classification.pipeline import TokenClassificationPipeline
 from data_pipelines.errors import InputError
 
 
@@ -36,3 +39,46 @@ def test_lines_are_those_of_the_pipeline(tmp_path) -> None:
     inputs = list(input_file_reader(str(path))(Pipeline))
     assert [item.content for item in inputs] == ["one", {"text": "two"}]
     assert [item.location for item in inputs] == ["line 1", "line 3"]
+
+
+BLANK = "blank. Write an input or delete it."
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "lines.jsonl"])
+def test_with_invalid_has_an_input_or_an_error_for_every_line(name: str) -> None:
+    lines = ["\n", '{"text": "one"}\n', " \n", "{two\n", '{"text": "three"}\n', "\n"]
+    inputs = Pipeline.parse_lines(lines, name)
+    assert isinstance(inputs, InputLines)
+    items = list(inputs.with_invalid())
+    assert [item.location for item in items] == [f"line {i}" for i in range(1, 7)]
+    assert [item[1] for item in items if isinstance(item, PredictInput)] == [
+        {"text": "one"},
+        {"text": "three"},
+    ]
+    errors = [item.error for item in items if isinstance(item, InvalidInput)]
+    assert errors[:2] + errors[3:] == [f"line {i}: {BLANK}" for i in (1, 3, 6)]
+    assert errors[2].startswith("line 4: not JSON")
+    with pytest.raises(InputError, match=r"^line 4: not JSON"):
+        list(Pipeline.parse_lines(lines, name))
+
+
+def test_blank_lines_in_one_json_list_are_no_inputs() -> None:
+    lines = ["[\n", '{"text": "one"},\n', "\n", '{"text": "two"}\n', "]\n", "\n"]
+    inputs = Pipeline.parse_lines(lines, "texts.json")
+    assert isinstance(inputs, InputLines)
+    assert [item.location for item in inputs.with_invalid()] == ["record 1", "record 2"]
+
+
+def test_blank_lines_between_questions_are_invalid() -> None:
+    question = '{"question": "c?", "context": "a"}\n'
+    inputs = QuestionAnsweringPipeline.parse_lines(["\n", question, "\n", question])
+    assert isinstance(inputs, InputLines)
+    errors = [item.error for item in inputs.with_invalid() if isinstance(item, InvalidInput)]
+    assert errors == [f"line 1: {BLANK}", f"line 3: {BLANK}"]
+
+
+def test_blank_lines_of_conll_end_sentences() -> None:
+    lines = ["ba\tO\n", "\n", "do\tO\n"]
+    inputs = TokenClassificationPipeline.parse_lines(lines, "words.conll")
+    assert not isinstance(inputs, InputLines)
+    assert [item.content for item in inputs] == [{"words": ["ba"]}, {"words": ["do"]}]

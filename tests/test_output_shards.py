@@ -22,7 +22,7 @@ from bertjax.cli.main import main
 from bertjax.errors import CommandError
 from bertjax.formats import huggingface
 from bertjax.inference import feature_extraction
-from bertjax.inference.output_records import MANIFEST_FILE, WORK_DIR, OutputRecords
+from bertjax.inference.output_records import MANIFEST_FILE, WORK_DIR, InputProblems, OutputRecords
 from bertjax.inference.output_shards import InputFile, Shard, ShardsWriter, Summary
 from bertjax.mesh.cluster import ProcessShare
 from bertjax.model.bert_config import BertConfig
@@ -33,6 +33,7 @@ from data_pipelines.paths import atomic_write_text
 ROWS = 3  # of a shard
 FILES = {"a.txt": ["ba", "do", "ki", "lu", "me", "no", "ra"], "b.txt": ["si"], "c.txt": list("tuv")}
 SETTINGS = {"model": "1234", "layers": (-1, -2)}
+NO_PROBLEMS = InputProblems()
 
 
 def write(
@@ -42,15 +43,19 @@ def write(
     files: dict[str, list[str]] = FILES,
     computed: list[str] | None = None,
     suffix: str = "!",
+    problems: InputProblems = NO_PROBLEMS,  # of each shard
     **changes: object,
 ) -> Summary:
     """Write a share of the upper-case items; append the names of computed shards to `computed`."""
 
-    def write_shard(shard: Shard[str], path: epath.Path, folder: epath.Path, lock: object) -> None:
+    def write_shard(
+        shard: Shard[str], path: epath.Path, folder: epath.Path, lock: object
+    ) -> InputProblems:
         text = "".join(f"{shard.input}:{i} {x.upper()}" for i, x in enumerate(shard.items))
         atomic_write_text(path, text + suffix)
         if computed is not None:
             computed.append(shard.name)
+        return problems
 
     share = ProcessShare(process_id, num_processes)
     writer = ShardsWriter[str](
@@ -114,7 +119,12 @@ def test_process_reads_its_own_files_alone_if_there_are_many(
     writer = ShardsWriter[str](
         epath.Path(tmp_path / "out"), ".txt", SETTINGS, ROWS, str.encode, ProcessShare(0, 2)
     )
-    summary = writer.write(inputs, lambda shard, path, folder, lock: path.write_text(shard.input))
+
+    def write_shard(shard: Shard[str], path: epath.Path, *_: object) -> InputProblems:
+        path.write_text(shard.input)
+        return NO_PROBLEMS
+
+    summary = writer.write(inputs, write_shard)
     assert len(opened) == num_read and summary.shards == 4
 
 
@@ -146,6 +156,19 @@ def test_complete_output_is_verified_and_repaired(tmp_path, caplog) -> None:
     shard.unlink()
     with pytest.raises(CommandError, match=f"{shard}: was damaged, .* has other bytes than"):
         write(out, suffix="?")
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_problems_of_kept_shards_are_reported(tmp_path, monkeypatch, is_complete) -> None:
+    out, problems = tmp_path / "out", InputProblems(2, 1, "line 2: blank")
+    with monkeypatch.context() as patch:
+        if not is_complete:
+            patch.setattr(OutputRecords, "finish", lambda *_: False)
+        write(out, problems=problems)
+    next(out.glob("shard-*")).unlink()
+    summary = write(out, problems=problems)
+    assert (summary.shards, summary.kept) == (5, 4)
+    assert summary.problems == InputProblems(10, 5, "line 2: blank")
 
 
 def test_killed_completion_is_resumed(tmp_path, monkeypatch) -> None:
@@ -410,6 +433,9 @@ def test_predict_by_several_processes_has_the_bytes_of_one(
     joined = b"".join(path.read_bytes() for path in sorted((tmp_path / "3").glob("*.jsonl")))
     assert joined == (tmp_path / "file.jsonl").read_bytes()
     capsys.readouterr()
+    assert main(list(map(str, [*words, "--output", tmp_path / "1", *share(0, 1)]))) == 0
+    error = capsys.readouterr().err  # of kept shards
+    assert f"4 of {len(lines)} inputs are invalid" in error and "line 9: there is no" in error
     both = ["--output", str(tmp_path / "1"), "--return-all-scores", *share(0, 1)]
     assert main([*map(str, words), *both]) == 2
     assert "holds shards of return_all_scores=False, not True" in capsys.readouterr().err

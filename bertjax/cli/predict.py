@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bertjax.cli.config_args import add_config, check_config
@@ -18,13 +18,17 @@ from bertjax.cli.files import (
     find_inputs,
     open_output,
 )
-from bertjax.cli.input_files import InputReader, input_file_reader
+from bertjax.cli.input_files import input_file_reader
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file, is_remote
 
 if TYPE_CHECKING:
     from bertjax.mesh.cluster import ProcessShare
+    from bertjax.tasks.input_lines import InvalidInput
+    from bertjax.tasks.pipeline import Pipeline, PredictInput
+
+    _Reader = Callable[[Pipeline[Any]], Iterable[PredictInput | InvalidInput]]
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -42,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         metavar="FILE",
         help="lines of text or JSON objects; a table (.csv, .tsv, .parquet); a file in another "
-        "format of the model's task; - for standard input; an invalid input gets a line with its "
-        "error; with --num-processes also a directory or pattern",
+        "format of the model's task; - for standard input; an invalid input or blank line of a "
+        "file gets a line with its error; with --num-processes also a directory or pattern",
     )
     source.add_argument(
         "--text", action="append", metavar="LINE", help="one input; may be repeated"
@@ -166,11 +170,10 @@ def run(args: argparse.Namespace) -> None:
             pipeline = predictor.pipeline
             sample = predict_arguments(pipeline.sample_input())
             raise InputError(f"{error} This model {pipeline.description}: {sample}") from error
-    written.report_errors(args.input)
+    _report_invalid(args.input, written.count, written.num_invalid, written.first_error)
     if args.output != "-":
-        print(
-            f"{args.output}: {written.count - len(written.errors):,} predictions.", file=sys.stderr
-        )
+        count = written.count - written.num_invalid
+        print(f"{args.output}: {count:,} predictions.", file=sys.stderr)
 
 
 class _Written:
@@ -178,12 +181,13 @@ class _Written:
 
     Attributes:
       count: number of answers.
-      errors: those of invalid inputs.
+      num_invalid: number of those that are errors of invalid inputs.
+      first_error: the first of them, "" without any.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.errors: list[str] = []
+        self.count = self.num_invalid = 0
+        self.first_error = ""
 
     def write(self, answers: Iterable[dict[str, Any]], sink: TextIO) -> None:
         """Write answers as JSON lines."""
@@ -191,33 +195,42 @@ class _Written:
             # Flushing a remote file would write it again as a whole.
             print(as_json(answer), file=sink, flush=sink is sys.stdout)
             self.count += 1
-            self.errors += [answer["error"]] if answer.keys() == {"error"} else []
+            if answer.keys() == {"error"}:
+                self.num_invalid += 1
+                self.first_error = self.first_error or answer["error"]
 
-    def report_errors(self, source: str) -> None:
-        """Print how many inputs were invalid, if any."""
-        if self.errors:
-            print(
-                f"{source}: {len(self.errors):,} of {self.count:,} inputs are invalid: their lines "
-                f'have an "error" in place of a prediction. The first: {self.errors[0]}',
-                file=sys.stderr,
-            )
+
+def _report_invalid(source: str, count: int, num_invalid: int, first_error: str) -> None:
+    """Print how many of the inputs were invalid, if any."""
+    if num_invalid:
+        print(
+            f"{source}: {num_invalid:,} of {count:,} inputs are invalid: their lines have an "
+            f'"error" in place of a prediction. The first: {first_error}',
+            file=sys.stderr,
+        )
 
 
 def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
     from etils import epath
 
+    from bertjax.inference.output_records import InputProblems
     from bertjax.inference.output_shards import InputFile, Shard, ShardsWriter
     from bertjax.inference.predictor import Predictor, open_model
+    from bertjax.tasks.input_lines import InvalidInput
     from bertjax.tasks.pipeline import PredictInput
     from bertjax.workdir.lock import WorkdirLock
     from data_pipelines.paths import atomic_write
 
     model = open_model(args.checkpoint)
-    predictor, written = Predictor(model, args.overrides), _Written()
+    predictor = Predictor(model, args.overrides)
 
     def write_shard(
-        shard: Shard[PredictInput], path: epath.Path, folder: epath.Path, lock: WorkdirLock
-    ) -> None:
+        shard: Shard[PredictInput | InvalidInput],
+        path: epath.Path,
+        folder: epath.Path,
+        lock: WorkdirLock,
+    ) -> InputProblems:
+        written = _Written()
         answers = predictor.predict(
             *(iter(shard.items), _FILE_BATCH_SIZE, args.return_all_scores),
             from_file=True,
@@ -227,6 +240,7 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
             with draft.open("w") as file:
                 written.write(answers, file)
             lock.check()
+        return InputProblems(num_invalid=written.num_invalid, first_error=written.first_error)
 
     settings = {
         "model": model.digest,
@@ -234,21 +248,25 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
         "return_all_scores": args.return_all_scores,
         **args.overrides,
     }
-    writer = ShardsWriter[PredictInput](
-        *(epath.Path(args.output), ".jsonl", settings, _INPUTS_PER_SHARD),
-        lambda item: json.dumps(item.content, sort_keys=True).encode(),
-        share,
+
+    def to_bytes(item: PredictInput | InvalidInput) -> bytes:
+        content = item.error if isinstance(item, InvalidInput) else item.content
+        return json.dumps(content, sort_keys=True).encode()
+
+    writer = ShardsWriter[PredictInput | InvalidInput](
+        *(epath.Path(args.output), ".jsonl", settings, _INPUTS_PER_SHARD), to_bytes, share
     )
 
-    def read(path: str) -> Iterable[PredictInput]:
-        return input_file_reader(path)(predictor.pipeline)
+    def read(path: str) -> "Iterable[PredictInput | InvalidInput]":
+        return _file_reader(path)(predictor.pipeline)
 
     files = [
         InputFile(os.path.basename(path), functools.partial(read, path))
         for path in find_inputs(args.input)
     ]
     summary = writer.write(files, write_shard)
-    written.report_errors(args.input)
+    problems = summary.problems
+    _report_invalid(args.input, summary.rows, problems.num_invalid, problems.first_error)
     print(f"{args.output}: {summary.describe('predictions', share)}", file=sys.stderr)
 
 
@@ -268,7 +286,7 @@ def _resolve_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def _input_reader(args: argparse.Namespace) -> InputReader:
+def _input_reader(args: argparse.Namespace) -> "_Reader":
     """Return a function that reads the inputs for a pipeline."""
     from bertjax.tasks.pipeline import PredictInput
 
@@ -277,7 +295,22 @@ def _input_reader(args: argparse.Namespace) -> InputReader:
         return lambda pipeline: [PredictInput("line 1", content)]
     if args.text is not None:
         return lambda pipeline: pipeline.parse_lines(args.text)
-    return input_file_reader(args.input)
+    if args.input == "-":
+        return input_file_reader("-")
+    return _file_reader(args.input)
+
+
+def _file_reader(path: str) -> "_Reader":
+    """Return a function that reads the inputs of a file, and its lines that are none."""
+    from bertjax.tasks.input_lines import InputLines
+
+    read_inputs = input_file_reader(path)
+
+    def read(pipeline: "Pipeline[Any]") -> "Iterable[PredictInput | InvalidInput]":
+        inputs = read_inputs(pipeline)
+        return inputs.with_invalid() if isinstance(inputs, InputLines) else inputs
+
+    return read
 
 
 def _parse_field(text: str) -> tuple[str, str]:

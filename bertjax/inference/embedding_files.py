@@ -21,6 +21,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write, atomic_write_bytes, atomic_write_text, is_remote
 
 TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
+_DIGEST_KEY, _NUM_TRUNCATED_KEY = "digest", "num_truncated"  # of a part, not of the file
 PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
 T = TypeVar("T")
 
@@ -48,30 +49,41 @@ class PartFiles:
             )
 
     def has(self, number: int, digest: str) -> bool:
-        """Return whether an intact part exists whose input has this digest.
+        """Return whether an intact part exists; see `find_num_truncated`."""
+        return self.find_num_truncated(number, digest) is not None
+
+    def find_num_truncated(self, number: int, digest: str) -> int | None:
+        """Return the number of truncated inputs of a part; None if no intact part exists.
+
+        Args:
+          number: number of the part.
+          digest: digest of its input.
 
         Raises:
           InputError: the part has another input.
         """
         if not self._path(number).exists():
-            return False
+            return None
         try:
             part = {name: array for name, array in self._read(number).items()}
-            recorded = str(part["digest"])
+            recorded, num_truncated = str(part[_DIGEST_KEY]), int(part[_NUM_TRUNCATED_KEY])
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
-            return False
+            return None
         if recorded != digest:
             raise InputError(
                 f"{self._folder}: holds parts of another input. Remove it, or name another file."
             )
-        return True
+        return num_truncated
 
-    def write(self, number: int, digest: str, part: Mapping[str, Any]) -> None:
-        """Write a part atomically."""
+    def write(
+        self, number: int, digest: str, part: Mapping[str, Any], num_truncated: int = 0
+    ) -> None:
+        """Write a part atomically; see `find_num_truncated`."""
         if not self._settings_file.exists():
             atomic_write_text(self._settings_file, self._settings)
         content = io.BytesIO()
-        np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
+        notes = {_DIGEST_KEY: np.array(digest), _NUM_TRUNCATED_KEY: np.array(num_truncated)}
+        np.savez(content, allow_pickle=False, **notes, **part)
         atomic_write_bytes(self._path(number), content.getvalue())
 
     def finish(self, count: int, write: Callable[[IO[bytes], PartReader], T]) -> T:
@@ -80,7 +92,8 @@ class PartFiles:
         def read() -> Iterator[dict[str, np.ndarray]]:
             for number in range(count):
                 arrays = self._read(number)
-                yield {name: arrays[name] for name in arrays.files if name != "digest"}
+                names = [n for n in arrays.files if n not in (_DIGEST_KEY, _NUM_TRUNCATED_KEY)]
+                yield {name: arrays[name] for name in names}
 
         with atomic_write(self._output, self._folder) as draft, _open_seekable(draft) as file:
             return write(file, read)
@@ -173,6 +186,7 @@ def _replace_texts(part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _write_parquet(file: IO[bytes], read: PartReader) -> None:
+    """Write a table; lone surrogates, which UTF-8 cannot hold, become backslash escapes."""
     import pyarrow
     from pyarrow import parquet
 
@@ -183,13 +197,19 @@ def _write_parquet(file: IO[bytes], read: PartReader) -> None:
     for part in read():
         rows = list(iter_rows(part))
         for row in rows:
+            row["text"] = _escape_surrogates(row["text"])
             if "embeddings" in row:  # the layers of a token are one vector
+                row["tokens"] = [_escape_surrogates(token) for token in row["tokens"]]
                 row["embeddings"] = [layers.ravel() for layers in row["embeddings"]]
         schema = pyarrow.schema([(name, types[name]) for name in rows[0]])
         writer = writer or parquet.ParquetWriter(file, schema)
         writer.write_table(pyarrow.Table.from_pylist(rows, schema))
     if writer:
         writer.close()
+
+
+def _escape_surrogates(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 WRITERS: Mapping[str, Callable[[IO[bytes], PartReader], None]] = {

@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.loading import find_tokenizer
-from bertjax.formats.sentence_transformers import find_pooling_config
+from bertjax.formats.sentence_transformers import MODULES_FILE, find_pooling_config
 from bertjax.inference.embedding_files import (
     TEXTS_KEY,
     WRITERS,
@@ -21,6 +21,7 @@ from bertjax.inference.embedding_files import (
     check_suffix,
     texts_to_bytes,
 )
+from bertjax.inference.output_records import InputProblems
 from bertjax.inference.output_shards import InputFile, Shard, ShardsWriter, Summary
 from bertjax.inference.predictor import AnyModel, Runner, open_model
 from bertjax.mesh.cluster import ProcessShare
@@ -31,6 +32,7 @@ from bertjax.tasks.embeddings.encoder_embeddings import (
     TextEmbeddings,
     embed_texts,
 )
+from bertjax.tasks.embeddings.pipeline import warn_unused_prompts
 from bertjax.workdir.draft import exclusive_draft
 from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
@@ -84,6 +86,8 @@ def find_embedding_options(
         }
         if left_out := " and ".join(part for part, is_used in parts.items() if is_used):
             _log.info("%s: pooling=%s leaves out its %s.", saved.model, pooling, left_out)
+    if not (model_path(directory) / MODULES_FILE).exists():  # else reported by its reader
+        warn_unused_prompts(saved.query_prompt, saved.document_prompt)
     if saved.prompt:
         _log.info("%s: each text begins with the prompt %r.", saved.model, saved.prompt)
     if saved.do_lower_case:
@@ -172,19 +176,17 @@ class Embedder:
         """
         output = epath.Path(output)
         check_suffix(output)
-        num_truncated = 0
 
         def write_shard(
             shard: Shard[str], path: epath.Path, folder: epath.Path, lock: WorkdirLock
-        ) -> None:
-            nonlocal num_truncated
+        ) -> InputProblems:
             texts = _iter_texts(shard.items, shard.first, shard.input)
-            num_truncated += self._write_file(texts, path, folder, lock)[1]
+            return InputProblems(self._write_file(texts, path, folder, lock)[1])
 
         rows = PARTS_PER_SHARD * LINES_PER_PART[self.options.level]
         writer = ShardsWriter(output, output.suffix, self._settings, rows, _to_bytes, share)
         summary = writer.write(files, write_shard)
-        self.warn_truncated(num_truncated, summary.rows)
+        self.warn_truncated(summary.problems.num_truncated, summary.rows)
         return summary
 
     @property
@@ -198,6 +200,8 @@ class Embedder:
     ) -> tuple[int, int]:
         """Write the embeddings of texts to a file; return the number of texts and truncated ones.
 
+        Both include the texts of parts that were there.
+
         Args:
           texts: the texts.
           output: the file.
@@ -210,10 +214,12 @@ class Embedder:
             lock.check()
             joined = "\n".join(chunk).encode("utf-8", "surrogatepass")
             digest = hashlib.sha256(joined).hexdigest()
-            if not parts.has(number, digest):
+            part_truncated = parts.find_num_truncated(number, digest)
+            if part_truncated is None:
                 embeddings = self.encode(chunk)
-                parts.write(number, digest, _make_part(chunk, embeddings))
-                num_truncated += embeddings.num_truncated
+                part_truncated = embeddings.num_truncated
+                parts.write(number, digest, _make_part(chunk, embeddings), part_truncated)
+            num_truncated += part_truncated
             number, count = number + 1, count + len(chunk)
         if not count:
             raise InputError("the input has no lines. Give some text.")

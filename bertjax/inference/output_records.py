@@ -27,9 +27,26 @@ FIX = "Name another --output, or remove this one."
 _RECORD_PREFIXES = ("started-", "shard-", "finished-")
 _THREADS = 32  # requests to a bucket at a time
 _MAX_VALUE_CHARS = 60  # of a setting in an error
-_RECORD = {"name": str, "input": str, "rows": int, "bytes": int, "input_digest": str, "digest": str}
+_RECORD = {
+    **{"name": str, "input": str, "rows": int, "bytes": int, "input_digest": str, "digest": str},
+    **{"num_truncated": int, "num_invalid": int, "first_error": str},
+}
 _SETTINGS_SCHEMA = {"settings": {str: object}}
 _MANIFEST_SCHEMA = {**_SETTINGS_SCHEMA, "input_digest": str, "shards": [_RECORD]}
+
+
+class InputProblems(NamedTuple):
+    """Inputs that a report names.
+
+    Attributes:
+      num_truncated: number of truncated inputs.
+      num_invalid: number of invalid inputs.
+      first_error: error of the first of these, "" without any.
+    """
+
+    num_truncated: int = 0
+    num_invalid: int = 0
+    first_error: str = ""
 
 
 class ShardRecord(NamedTuple):
@@ -42,6 +59,9 @@ class ShardRecord(NamedTuple):
       bytes: size of its file.
       input_digest: SHA-256 digest of the items, and of whether they are the last of their file.
       digest: SHA-256 digest of its file.
+      num_truncated: number of truncated items.
+      num_invalid: number of invalid items.
+      first_error: error of the first of these, "" without any.
     """
 
     name: str
@@ -50,6 +70,9 @@ class ShardRecord(NamedTuple):
     bytes: int
     input_digest: str
     digest: str
+    num_truncated: int = 0
+    num_invalid: int = 0
+    first_error: str = ""
 
 
 class OutputRecords:

@@ -14,7 +14,13 @@ from etils import epath
 
 from bertjax.checkpointing.integrity import file_digest
 from bertjax.errors import CommandError
-from bertjax.inference.output_records import FIX, MANIFEST_FILE, OutputRecords, ShardRecord
+from bertjax.inference.output_records import (
+    FIX,
+    MANIFEST_FILE,
+    InputProblems,
+    OutputRecords,
+    ShardRecord,
+)
 from bertjax.mesh.cluster import ProcessShare
 from bertjax.workdir.draft import held_draft
 from bertjax.workdir.lock import WorkdirLock
@@ -66,12 +72,14 @@ class Summary(NamedTuple):
       shards: number of its shards.
       kept: number of its shards that were there and intact.
       is_complete: whether the shards of all processes are there.
+      problems: truncated and invalid inputs of its shards, kept ones included.
     """
 
     rows: int
     shards: int
     kept: int
     is_complete: bool
+    problems: InputProblems = InputProblems()
 
     def describe(self, what: str, share: ProcessShare) -> str:
         """Return what the process has written, as the end of a line of a log."""
@@ -82,8 +90,9 @@ class Summary(NamedTuple):
         return f"{self.rows:,} {what} in {shards} of {process}{kept}; {end}."
 
 
-# Writes a shard's file, which is moved from the folder; the lock is to be checked before.
-WriteShard = Callable[[Shard[T], epath.Path, epath.Path, WorkdirLock], object]
+# Writes a shard's file, which is moved from the folder, and returns the problems of its items. The
+# lock is to be checked before the move.
+WriteShard = Callable[[Shard[T], epath.Path, epath.Path, WorkdirLock], InputProblems]
 
 
 class ShardsWriter(Generic[T]):
@@ -132,8 +141,13 @@ class ShardsWriter(Generic[T]):
             record = self._intact_record(shard, records)
             kept += record is not None
             finished.append(record or self._compute(shard, records, write_shard))
+        problems = InputProblems(
+            sum(record.num_truncated for record in finished),
+            sum(record.num_invalid for record in finished),
+            next((record.first_error for record in finished if record.num_invalid), ""),
+        )
         rows = sum(record.rows for record in finished)
-        return Summary(rows, len(finished), kept, records.finish(finished))
+        return Summary(rows, len(finished), kept, records.finish(finished), problems)
 
     def _shards(self, inputs: Sequence[InputFile[T]]) -> Iterator[Shard[T]]:
         """Yield the shards of this process."""
@@ -175,14 +189,16 @@ class ShardsWriter(Generic[T]):
         """Write a shard; return its record."""
         path, folder = self._output / shard.name, records.work / f"{shard.name}.partial"
         with held_draft(folder, "--output") as lock:
-            write_shard(shard, path, folder, lock)
+            problems = write_shard(shard, path, folder, lock)
             record = ShardRecord(
                 *(shard.name, shard.input, len(shard.items), path.stat().length),
                 *(self._input_digest(shard), file_digest(path)),
+                **problems._asdict(),
             )
-            if not records.is_complete:
+            recorded = records.find(shard.name) if records.is_complete else None
+            if recorded is None:
                 records.add(record)
-            elif record != records.find(shard.name):
+            elif record.digest != recorded.digest:
                 raise CommandError(
                     f"{path}: was damaged, and computed again it has other bytes than "
                     f"{MANIFEST_FILE} says. Use a machine as before, or remove {self._output}."

@@ -20,6 +20,7 @@ from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
+from bertjax.tasks.input_lines import InvalidInput
 from bertjax.tasks.pipeline import HostBatch, Outputs, PredictInput, check_keys, unread_keys
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.prediction.batch_runner import BatchRunner
@@ -114,7 +115,7 @@ class Predictor(Runner):
 
     def predict(
         self,
-        inputs: Iterable[PredictInput],
+        inputs: Iterable[PredictInput | InvalidInput],
         chunk_size: int = 1,
         return_all_scores: bool = False,
         from_file: bool = False,
@@ -123,7 +124,7 @@ class Predictor(Runner):
         """Yield the answer to each input; see `bertjax.tasks.pipeline.Pipeline.postprocess`.
 
         Args:
-          inputs: the inputs.
+          inputs: the inputs, with the lines of a file that are none.
           chunk_size: inputs that are read before the first answer; a list is predicted in the
             pipeline's largest batches.
           return_all_scores: add the scores of all labels or choices.
@@ -138,22 +139,37 @@ class Predictor(Runner):
         size = limit if isinstance(inputs, Sequence) else min(chunk_size, limit)
         remaining = iter(inputs)
         while chunk := list(itertools.islice(remaining, size)):
-            if from_file:
-                self._log_unread_keys(chunk)
-            else:
-                self._check_keys(chunk)
-            try:
-                answers = iter(self.pipeline.predict(self.run, chunk, return_all_scores))
-                first = next(answers)
-            except InputError:
-                errors = self._find_errors(chunk) if from_file else []
-                if not any(errors) or (is_start and all(errors)):
-                    raise
-                yield from self._predict_valid(chunk, errors, return_all_scores)
-            else:
-                yield first
-                yield from answers
+            invalid = [item for item in chunk if isinstance(item, InvalidInput)]
+            if is_start and len(invalid) == len(chunk):
+                raise InputError(invalid[0].error)
+            parsed = [item for item in chunk if isinstance(item, PredictInput)]
+            answers = self._predict_chunk(parsed, return_all_scores, from_file, is_start)
+            for item in chunk:
+                yield {"error": item.error} if isinstance(item, InvalidInput) else next(answers)
             is_start = False
+
+    def _predict_chunk(
+        self,
+        inputs: Sequence[PredictInput],
+        return_all_scores: bool,
+        from_file: bool,
+        is_start: bool,
+    ) -> Iterator[dict[str, Any]]:
+        """Return the answers to at most `max_batch_inputs` inputs; see `predict`."""
+        if not inputs:
+            return iter(())
+        if from_file:
+            self._log_unread_keys(inputs)
+        else:
+            self._check_keys(inputs)
+        try:
+            answers = iter(self.pipeline.predict(self.run, inputs, return_all_scores))
+            return itertools.chain([next(answers)], answers)
+        except InputError:
+            errors = self._find_errors(inputs) if from_file else []
+            if not any(errors) or (is_start and all(errors)):
+                raise
+            return self._predict_valid(inputs, errors, return_all_scores)
 
     def _check_keys(self, inputs: Iterable[PredictInput]) -> None:
         """Raise InputError for an input with a key that the pipeline ignores."""

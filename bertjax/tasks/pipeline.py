@@ -20,9 +20,10 @@ from bertjax.config.config import Config
 from bertjax.config.fields import Options, override_options
 from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
+from bertjax.tasks.input_lines import InputLines, json_records, numbered_lines
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import JSON_SUFFIXES, file_format
-from data_pipelines.parsing import parse_object, read_json_records
+from data_pipelines.parsing import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MAX_BARS = 20  # of a chart
@@ -134,10 +135,10 @@ class Pipeline(abc.ABC, Generic[Context]):
 
     @staticmethod
     def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
-        """Return the inputs in the lines of a file: texts or JSON objects; skip empty lines.
+        """Return the inputs in the lines of a file: texts or JSON objects; skip blank lines.
 
-        Lines are read lazily, unless a format needs the whole file. Then the result is a list. All
-        objects of a JSON file may also be in one list.
+        Lines are read lazily, unless a format needs the whole file. All objects of a JSON file may
+        also be in one list. `InputLines.with_invalid` has the blank and invalid lines, too.
 
         Args:
           lines: lines of the file.
@@ -146,18 +147,8 @@ class Pipeline(abc.ABC, Generic[Context]):
         Raises:
           InputError: a line is not valid JSON; the message names its number.
         """
-        records: Iterable[tuple[str, str | dict[str, Any]]]
-        if file_format(epath.Path(file_name)) in JSON_SUFFIXES:
-            records = read_json_records("", (line.rstrip("\r\n") for line in lines))
-        else:
-            records = ((f":{i}", line) for i, line in enumerate(lines, 1) if line.strip())
-        for name, record in records:
-            location = name.replace(":", "line ").strip()
-            if isinstance(record, str):
-                record = record.strip()
-                if record.startswith("{"):
-                    record = parse_object(location, record)
-            yield PredictInput(location, record)
+        is_json = file_format(epath.Path(file_name)) in JSON_SUFFIXES
+        return InputLines(json_records(lines) if is_json else numbered_lines(lines), _parse_record)
 
     def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
         """Return the keys that it may read from an input object, by default those that there are.
@@ -248,6 +239,14 @@ def check_methods(cls: type) -> None:
         inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
         if isinstance(inherited, kinds) and not (callable(value) or isinstance(value, kinds)):
             raise TypeError(f"{cls.__name__}.{name}={value!r}: is a method. Define a function.")
+
+
+def _parse_record(location: str, record: str | dict[str, Any]) -> PredictInput:
+    if isinstance(record, str):
+        record = record.strip()
+        if record.startswith("{"):
+            record = parse_object(location, record)
+    return PredictInput(location, record)
 
 
 def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:

@@ -2,7 +2,7 @@
 
 The file has one entry for each process that trained in the workdir. Process 0 replaces it every few
 seconds, so a killed process loses the last seconds, which count as downtime. If it cannot, such as
-while a bucket is out of reach, the run goes on and it tries again. Work that is repeated after a
+while a bucket is out of reach, the run continues and it tries again. Work that is repeated after a
 restart is lost work: steps up to the last one that was recorded before, and the data, evaluations
 and checkpoints among them.
 """

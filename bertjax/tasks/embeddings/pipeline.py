@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.tasks.embeddings.data import PROMPTS
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective, make_targets
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import (
@@ -18,8 +19,20 @@ from bertjax.tasks.pipeline import (
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
+from data_pipelines.log import warn_once
 
 Context = tuple[list[str], PackedEvalSet, frozenset[int]]  # texts, and indices of truncated ones
+
+
+def warn_unused_prompts(query_prompt: str, document_prompt: str) -> None:
+    """Log once that the prompts of a run are not put before texts that are embedded alone."""
+    prompts = zip(PROMPTS, (query_prompt, document_prompt), strict=True)
+    if fields := ", ".join(f"data.{name}={prompt!r}" for name, prompt in prompts if prompt):
+        warn_once(
+            ("prompts", query_prompt, document_prompt),
+            f"{fields}: put before texts in training and in evaluations of retrieval, not here. "
+            "Write the prompt before each text that needs it.",
+        )
 
 
 class EmbeddingsPipeline(Pipeline[Context]):
@@ -35,6 +48,7 @@ class EmbeddingsPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the texts."""
+        warn_unused_prompts(*(self.config.data[name] for name in PROMPTS))
         texts = [require_text(item) for item in inputs]
         dataset = SequenceClassificationDataset("input", [], texts)
         encoded = encode_texts(dataset, self.tokenizer, self.config.max_seq_length, "head")

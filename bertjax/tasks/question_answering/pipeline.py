@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bertjax.tasks.input_lines import InputLines, numbered_lines
 from bertjax.tasks.pipeline import (
     Content,
     FormField,
@@ -75,18 +76,19 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
           InputError: the file has another layout.
         """
         lines = iter(lines)
-        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        first = next(numbered, None)
-        if first is None:
-            return []
-        begin = first[1].lstrip("\ufeff \t")
-        if not begin.startswith(("{", "[")) or "question" in _parse_object(first[1]):
-            return (
-                PredictInput(f"line {number}", _parse_object(line))
-                for number, line in itertools.chain([first], numbered)
+        start: list[str] = []
+        for line in lines:
+            start.append(line)
+            if line.strip():
+                break
+        begin = start[-1].lstrip("\ufeff \t") if start else ""
+        if not begin.startswith(("{", "[")) or "question" in _parse_object(start[-1]):
+            return InputLines(
+                numbered_lines(itertools.chain(start, lines)),
+                lambda location, line: PredictInput(location, _parse_object(line)),
             )
-        # Empty lines keep the line numbers of parse errors.
-        text = "\n" * (first[0] - 1) + first[1] + "".join(lines)
+        # Blank lines keep the line numbers of parse errors.
+        text = "\n" * (len(start) - 1) + start[-1] + "".join(lines)
         data = parse_squad("the input", text)
         return [
             PredictInput(
