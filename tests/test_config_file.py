@@ -157,7 +157,7 @@ def test_json_and_yaml_have_the_fields_of_a_configuration(tmp_path) -> None:
     [
         ("a.json", b'{"steps": 1,}', r"a\.json:1: is not JSON \(.*\)\. Write fields and sections"),
         ("a.yaml", b"steps: [1", r"a\.yaml: is not YAML \("),
-        ("a.yaml", b"data: {seed: 1}\nseed: 1\nseed: 2", r"a\.yaml: field seed is there twice"),
+        ("a.yaml", b"data: {seed: 1}\nseed: 1\nseed: 2", r"a\.yaml:3: field seed is there twice"),
         ("a.json", b'{"data": {"dir": "a", "dir": "b"}}', r"a\.json: field dir is there twice"),
         ("a.yaml", b"!!python/object/apply:os.getcwd []", r"a\.yaml: is not YAML \(could not det"),
         ("a.yml", b"- steps", r"a\.yml: has no fields"),

@@ -299,7 +299,6 @@ def test_logits_in_bfloat16_are_close_to_float32(params):
         assert 0 < np.abs(half[name] - full).max() < 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sequence_classification", "multiple_choice"])
 def test_pooled_logits_of_close_vectors_differ_in_bfloat16_runs(name: str) -> None:
     config = dataclasses.replace(CONFIG, dtype="bfloat16", num_labels=1)
@@ -310,6 +309,7 @@ def test_pooled_logits_of_close_vectors_differ_in_bfloat16_runs(name: str) -> No
     assert scores.dtype == jnp.float32 and len(np.unique(scores)) == 200
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_are_close_to_float32(params):
     half = gradient(params, dataclasses.replace(CONFIG, dtype="bfloat16", scan_layers=True))
     flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in (half, gradient(params))]

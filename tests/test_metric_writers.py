@@ -233,33 +233,6 @@ def test_remote_file_is_replaced_by_flush(
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 3]
 
 
-def test_outage_of_a_bucket_delays_metrics_and_hides_no_error(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class UnavailableError(Exception): ...
-
-    write_fails = mock.Mock(side_effect=UnavailableError("503"))
-    for module in (metric_writers, metrics_file):
-        monkeypatch.setattr(module, "is_remote", lambda path: True)
-    monkeypatch.setattr(metric_writers, "REMOTE_FLUSH_SECONDS", 1e-9)
-    with make_writers(tmp_path) as writers:
-        with monkeypatch.context() as outage:
-            outage.setattr(metrics_file.RemoteFile, "flush", write_fails)
-            writers.write(1, "train", TRAIN)
-            assert "metrics not written: 503" in caplog.text
-            with pytest.raises(UnavailableError):
-                writers.flush()  # as before a checkpoint
-        writers.write(2, "train", TRAIN)
-        assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 2]
-    monkeypatch.setattr(metrics_file.RemoteFile, "flush", write_fails)
-    with pytest.raises(StoppedError), make_writers(tmp_path, start_step=2) as writers:
-        writers.write(3, "train", TRAIN)
-        raise StoppedError("stopped at step 3")
-    assert "the last metrics may be missing: 503" in caplog.text
-    with pytest.raises(UnavailableError), make_writers(tmp_path, start_step=2) as writers:
-        writers.write(3, "train", TRAIN)
-
-
 def test_writers_of_other_processes_write_nothing(tmp_path: pathlib.Path, capsys: Any) -> None:
     with make_writers(tmp_path / "run", active=False) as writers:
         writers.write(1, "train", TRAIN)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -28,6 +29,7 @@ from bertjax.reports.sweep import render_sweep
 from bertjax.reports.writer import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
+from bertjax.sweeps.parallel_training import ParallelRuns
 from bertjax.sweeps.sweep import _comparable, summarize, sweep
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
@@ -128,7 +130,7 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(toys) -> None
     assert cells[-6:] == ["4", "1", "0.7000", "0.2000", "0.5000", "0.9000"]
 
 
-def test_summarize_and_the_report_tell_pruned_runs_from_complete_ones(toys) -> None:
+def test_summarize_and_the_report_distinguish_pruned_runs(toys) -> None:
     trials = trials_of(toys, [], 3)
     scores = {"accuracy": 0.5, "loss": 1.0, "mlm_loss": 0.75, "nsp_loss": 1.0}
     results: dict[str, dict] = {
@@ -159,6 +161,13 @@ def test_run_is_compared_by_a_finite_score_whatever_its_other_scores_are(toys) -
     assert [run["failed"] for run in results.values()] == [False, True, True]
     result = summarize(trials, results, BestMetric("accuracy"))
     assert result["best"] == trials[0].name and result["points"][0]["mean"] == 0.5
+
+
+def test_evaluation_before_the_first_step_decides_nothing(tmp_path) -> None:
+    runs = ParallelRuns.__new__(ParallelRuns)
+    runs._names, runs._workdir, runs._start = ["a"], epath.Path(tmp_path), 0
+    runs._scores = {0: {"a": {"accuracy": math.nan}}, 2: {"a": {"accuracy": 0.5}}}
+    assert runs.scores(2) == {"a": {2: {"accuracy": 0.5}}}
 
 
 def test_summarize_has_no_mean_for_a_point_of_failed_runs(toys) -> None:

@@ -24,6 +24,7 @@ def test_signal_during_start_exits_with_restart(number) -> None:
     for seconds in (0, 0.5, 1.0):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, env=process_environment())
         while not handles(process.pid, signal.SIGTERM):
+            assert process.poll() is None
             time.sleep(0.01)
         time.sleep(seconds)
         process.send_signal(number)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if failed:
         raise AuditError(
             f"{args.directory}: steps {', '.join(failed)} do not lead from one checkpoint to the "
-            "next. Data, code, packages, seed or a checkpoint have changed, or "
-            "gradient_accumulation_steps or model.scan_layers at a deleted checkpoint in between."
+            "next. Data, code, packages, seed or a checkpoint have changed, or a field such as "
+            "mesh or gradient_accumulation_steps at a deleted checkpoint in between."
         )
     print(f"{args.directory}: the checkpoints came from these data, code and seed.")

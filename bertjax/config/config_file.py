@@ -123,7 +123,7 @@ def _read_fields(file: epath.Path) -> dict[str, Any]:
         problem = " ".join(str(error).split())
         raise InputError(f"{file}: is not YAML ({problem}). {fix}") from error
     except _RepeatedKeyError as error:
-        raise InputError(f"{file}: field {error} is there twice. Remove one.") from error
+        raise InputError(f"{file}{error} is there twice in a section. Remove one.") from error
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise InputError(f"{file}: has no fields. {fix}")
     return fields
@@ -138,7 +138,7 @@ def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     fields = dict(pairs)
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise _RepeatedKeyError(str(key))
+            raise _RepeatedKeyError(f": field {key}")
     return fields
 
 
@@ -150,7 +150,11 @@ def _yaml_loader() -> Any:
     class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
-            _unique([(str(key.value), None) for key, _ in node.value])
+            names = set[str]()
+            for key, _ in node.value:
+                if (name := str(key.value)) in names:
+                    raise _RepeatedKeyError(f":{key.start_mark.line + 1}: field {name}")
+                names.add(name)
             return node
 
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")

@@ -82,7 +82,6 @@ def preflight(
                 functions.compile_predict_step, objective.batch_shapes(batch_size)
             )
             forward["prediction"] = analyze(compile_predict, batch_size, flops, 0)
-    sizes = config.rampup.batch_sizes  # each lasts for as many steps
     return PreflightReport(
         topology=topology.name,
         fits=train.fits and all(report.fits for report in forward.values()),
@@ -96,7 +95,7 @@ def preflight(
         remat=config.model.remat,
         attention=str(objective.attention_implementation(functions.mesh) or "none"),
         train=train,
-        mean_batch_fraction=sum(sizes) / len(sizes) / sizes[-1],
+        mean_batch_fraction=mean_batch_fraction(config),
         **forward,
     )
 
@@ -129,6 +128,12 @@ def _make_step_functions(
     objective = registry.make_objective(config, 1)
     train_objective = registry.make_train_objective(config, objective)
     return objective, ParallelStepFunctions(configs, train_objective, devices), 1
+
+
+def mean_batch_fraction(config: Config) -> float:
+    """Return the mean batch size over the steps, relative to the full batch."""
+    sizes = config.rampup.batch_sizes  # each lasts for as many steps
+    return sum(sizes) / len(sizes) / sizes[-1]
 
 
 def _num_steps(config: Config, train: ProgramReport) -> int:

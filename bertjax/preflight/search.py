@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from bertjax.config.config import Config
-from bertjax.preflight.analysis import num_shards_on, preflight
+from bertjax.preflight.analysis import mean_batch_fraction, num_shards_on, preflight
 from bertjax.preflight.report import PreflightReport
 from bertjax.preflight.topology import Topology
 from bertjax.training.memory_budget import memory_fixes
@@ -37,6 +37,7 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> PreflightR
     """
     model = dataclasses.replace(config.model, remat=remat)
     # The full batch decides, and the sizes tried need not be multiples of a ramp-up.
+    fraction = mean_batch_fraction(config)
     config = dataclasses.replace(config, model=model, batch_size_rampup=1)
     unit = config.gradient_accumulation_steps * num_shards_on(topology, config)
     report, largest_fit, smallest_failure = None, 0, None
@@ -51,7 +52,7 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> PreflightR
         else:
             smallest_failure = multiple
         multiple = _next_try(excess_bytes, largest_fit, smallest_failure)
-    return report
+    return report and dataclasses.replace(report, mean_batch_fraction=fraction)
 
 
 def _next_try(

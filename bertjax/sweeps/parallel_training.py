@@ -115,19 +115,20 @@ class ParallelRuns:
         """Return run -> step -> scores, up to a step.
 
         Those of this process come from the evaluations themselves: process 0 alone writes the file,
-        to a bucket with a delay, and all processes must find the same scores.
+        to a bucket with a delay, and all processes must find the same scores. An evaluation before
+        the first step, which finds the names of scores, has no part in them.
         """
         start = last if self._start is None else min(self._start, last)
-        found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self._names}
+        by_run: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self._names}
         for line in read_metrics(self._workdir) if start else ():
             name, _, split = line["split"].rpartition("/")
-            if split == "eval" and name in found and line["step"] <= start:
+            if split == "eval" and name in by_run and line["step"] <= start:
                 scores = {k: v for k, v in line.items() if k not in ("step", "split")}
-                found[name][line["step"]] = scores
+                by_run[name][line["step"]] = scores
         for step, of_runs in self._scores.items():
-            for name, scores in of_runs.items():
-                found[name][step] = scores
-        return found
+            for name, scores in of_runs.items() if step > start else ():
+                by_run[name][step] = scores
+        return by_run
 
     def are_pruned(self, step: int) -> bool:
         """Return whether all runs are pruned at the evaluation of a step, or the last before it."""

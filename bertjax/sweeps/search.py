@@ -67,12 +67,13 @@ class _Outcome(NamedTuple):
 
 
 class MedianPruning:
-    """End of runs whose scores are worse than the median of earlier runs at the same step.
+    """End of runs whose best score so far is worse than the median of earlier runs at the step.
 
     It is Optuna's `MedianPruner`, which prunes none of the first five runs.
 
     Args:
-      curves: step -> score of each earlier run that was not pruned, the larger the better.
+      curves: step -> score of each earlier run that neither failed nor was pruned, the larger the
+        better.
 
     Raises:
       InputError: Optuna is not installed.

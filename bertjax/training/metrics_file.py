@@ -101,20 +101,24 @@ class MetricsFile:
 
 
 class RemoteFile:
-    """A file in remote storage, where a file is only ever replaced as a whole."""
+    """A file in remote storage, where a file is only ever replaced as a whole.
+
+    The storage is out of use until `flush`.
+    """
 
     def __init__(self, path: epath.Path) -> None:
-        self._path = path
-        self._content = bytearray(path.read_bytes() if path.exists() else b"")
+        self._path, self._before, self._added = path, cast(bytes | None, None), bytearray()
 
     def write(self, data: bytes) -> int:
         """Append to the content in memory, and return the number of bytes."""
-        self._content += data
+        self._added += data
         return len(data)
 
     def flush(self) -> None:
         """Replace the file."""
-        self._path.write_bytes(bytes(self._content))
+        if self._before is None:
+            self._before = self._path.read_bytes() if self._path.exists() else b""
+        self._path.write_bytes(self._before + self._added)
 
     def close(self) -> None:
         """Replace the file a last time."""

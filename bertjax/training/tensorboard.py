@@ -15,6 +15,7 @@ from tensorboardX.record_writer import register_writer_factory
 
 from bertjax.steps.histograms import Histogram
 from bertjax.training.metrics_file import Metrics, RemoteFile, path_in_errors
+from data_pipelines.paths import is_remote
 
 
 class TensorBoardTracker:
@@ -65,7 +66,8 @@ class TensorBoardTracker:
     def _write(self, split: str, **fields: Any) -> None:
         directory = f"{self._directory}/{split}"
         if directory not in self._writers:
-            epath.Path(directory).mkdir(parents=True, exist_ok=True)
+            if not is_remote(directory):  # a bucket has none
+                epath.Path(directory).mkdir(parents=True, exist_ok=True)
             # The time in nanoseconds keeps the files of two processes apart, and in order.
             suffix = f".{time.time_ns()}.{os.getpid()}"
             self._writers[directory] = EventsWriter(f"{directory}/events", suffix)

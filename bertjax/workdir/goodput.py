@@ -107,7 +107,7 @@ class GoodputClock:
         return {names[part]: seconds / whole for part, seconds in totals.items()}
 
     def write(self) -> None:
-        """Replace the file; warn if that fails after it has worked."""
+        """Replace the file, or log the first of consecutive failures."""
         self.switch(self._part)
         self._last_write = self._last
         if not self._active:

@@ -151,7 +151,10 @@ class WorkdirLock:
                 if current == holder:
                     continue
                 if last_beat == began:
-                    _log.info("it has one: waiting %.0f s for its end.", HANDOVER_SECONDS)
+                    _log.info(
+                        "%s: its process %s has a heartbeat: waiting %.0f s for its end.",
+                        *(self._workdir, current.get("pid"), HANDOVER_SECONDS),
+                    )
                 holder, last_beat = current, time.monotonic()
                 if last_beat > began + HANDOVER_SECONDS:
                     self._raise_in_use(holder)

@@ -9,6 +9,8 @@ from jax import Array
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
+_MAX_TOP_K = 1 << 24  # more than any vocabulary has, and an int32
+_LEAST = 1e-6  # temperature and top_p, which are float32
 _MAX_BEAMS = 256  # beyond it the cache of a batch of one source would not fit
 _AT_LEAST = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 0, "min_new_tokens": 0}
 _AT_LEAST |= {"no_repeat_ngram_size": 0, "top_k": 0}
@@ -70,10 +72,16 @@ class DecodingOptions:
             raise InputError(
                 f"length_penalty={self.length_penalty}: not in [-100, 100]. Use 0 to 2."
             )
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature={self.temperature}: not positive. Use 0.1 to 2.")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p={self.top_p}: not in (0, 1]. Use 0.9, or 1 for all tokens.")
+        if not _LEAST <= self.temperature <= 1 / _LEAST:
+            raise InputError(
+                f"temperature={self.temperature}: not in [{_LEAST}, {1 / _LEAST:g}]. Use 0.1 to 2."
+            )
+        if not _LEAST <= self.top_p <= 1:
+            raise InputError(
+                f"top_p={self.top_p}: not in [{_LEAST}, 1]. Use 0.9, or 1 for all tokens."
+            )
+        if self.top_k > _MAX_TOP_K:
+            raise InputError(f"top_k={self.top_k}: above {_MAX_TOP_K}. Use 0 for all tokens.")
         if not 0 <= self.seed < 1 << 32:
             raise InputError(f"seed={self.seed}: not in [0, 2^32). Use a small integer.")
         if self.max_new_tokens and self.min_new_tokens >= self.max_new_tokens:

@@ -94,8 +94,8 @@ class TextGenerationPipeline(Pipeline[Context]):
         ]
         ids = [np.array(prompt, np.int32) for prompt, _ in prompts]
         limits = [
-            self._max_target_tokens(item.location, len(source), own)
-            for item, source, own in zip(inputs, ids, options, strict=True)
+            self._max_target_tokens(item.location, len(source), item_options)
+            for item, source, item_options in zip(inputs, ids, options, strict=True)
         ]
         sources = SourceBatches(ids, limits, self.max_input_tokens, options)
         tokenizer = self.tokenizer
