@@ -14,7 +14,7 @@ class InvalidInput(NamedTuple):
 
     Attributes:
       location: where it was read, such as "line 3".
-      error: message of its error, which begins with the location.
+      error: message of its error, which starts with the location.
     """
 
     location: str
