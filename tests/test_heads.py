@@ -309,6 +309,17 @@ def test_pooled_logits_of_close_vectors_differ_in_bfloat16_runs(name: str) -> No
     assert scores.dtype == jnp.float32 and len(np.unique(scores)) > 190
 
 
+@pytest.mark.parametrize("name", sorted(set(HEADS) - {"mlm"}))
+def test_only_heads_of_fine_tuning_are_drawn_from_a_whole_normal(name: str) -> None:
+    vectors = np.zeros((1, 20_000), np.float32)
+    head = HEADS[name].module(dataclasses.replace(CONFIG, num_labels=2), name)
+    kernel = np.asarray(head.init(jax.random.key(0), vectors, {}, vectors)["params"]["kernel"])
+    is_truncated = name == "nsp"
+    assert kernel.std() == pytest.approx(0.02 * (0.8796 if is_truncated else 1), rel=0.03)
+    # A normal is beyond two deviations in 4.55% of the draws.
+    assert np.mean(abs(kernel) > 0.04) == pytest.approx(0 if is_truncated else 0.0455, rel=0.15)
+
+
 @pytest.mark.slow
 def test_gradients_in_bfloat16_are_close_to_float32(params):
     half = gradient(params, dataclasses.replace(CONFIG, dtype="bfloat16", scan_layers=True))

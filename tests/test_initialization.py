@@ -1,4 +1,4 @@
-"""Initial values: a cut normal, or position embeddings and heads that attend locally."""
+"""Initial values: a truncated normal, or position embeddings and heads that attend locally."""
 
 import functools
 

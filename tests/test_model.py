@@ -112,9 +112,9 @@ def test_encoder_init_does_not_depend_on_how_it_is_computed(fields):
 
 
 @pytest.mark.slow
-def test_encoder_init_is_a_cut_normal_zeros_and_ones():
+def test_encoder_init_is_a_truncated_normal_zeros_and_ones():
     config = with_(vocab_size=2000, hidden_size=256)
-    # The deviation of a standard normal cut at two deviations; tf.truncated_normal has it too.
+    # The deviation of a standard normal truncated at two; tf.truncated_normal has it too.
     tail = 2 * math.exp(-2) / math.sqrt(2 * math.pi)
     cut = math.sqrt(1 - 2 * tail / math.erf(math.sqrt(2)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params(config)):

@@ -59,7 +59,9 @@ class BertConfig:
     )
     layer_norm_eps: float = field(1e-12, "LayerNorm epsilon, added to the variance")
     initializer_range: float = field(
-        0.02, "standard deviation of the initial parameters, a normal cut at two deviations"
+        0.02,
+        "standard deviation of the initial parameters: a normal, truncated at two deviations "
+        "except in the heads of fine-tuning",
     )
     attention_init: str = field(
         "normal",

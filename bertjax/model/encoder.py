@@ -17,7 +17,12 @@ from bertjax.mesh.device_mesh import gpu_kind
 from bertjax.model.attention.dispatch import attention
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.dropout import dropout
-from bertjax.model.initialization import Initializer, local_attention_init, normal, sinusoids
+from bertjax.model.initialization import (
+    Initializer,
+    local_attention_init,
+    sinusoids,
+    truncated_normal,
+)
 from bertjax.model.layers import ACTIVATIONS, add_bias, embedding_lookup, gather, layer_norm
 
 # Arrays of a batch in the order of the arguments of `Encoder`.
@@ -30,7 +35,7 @@ class Dense(nn.Module):
     Attributes:
       config: shape of the encoder.
       features: size of the output.
-      kernel_init: initializer of the kernel; None for a normal of `initializer_range`.
+      kernel_init: initializer of the kernel; None for `default_init`.
     """
 
     config: BertConfig
@@ -41,10 +46,14 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Return x times the kernel plus the bias."""
         dtype = jnp.dtype(self.config.dtype)
-        init = self.kernel_init or normal(self.config.initializer_range)
+        init = self.kernel_init or self.default_init()
         kernel = self.param("kernel", init, (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return add_bias(self.matmul(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
+
+    def default_init(self) -> Initializer:
+        """Return a truncated normal of `initializer_range`."""
+        return truncated_normal(self.config.initializer_range)
 
     def matmul(self, x: Array, kernel: Array) -> Array:
         """Return the product of x [..., n] and the kernel [n, features]."""
@@ -71,7 +80,7 @@ class Embeddings(nn.Module):
 
     def setup(self) -> None:
         """Declare the tables, so that heads can read `word`."""
-        config, init = self.config, normal(self.config.initializer_range)
+        config, init = self.config, truncated_normal(self.config.initializer_range)
         position_init = (
             sinusoids(config.initializer_range) if config.attention_init == "local" else init
         )

@@ -23,10 +23,10 @@ POSITION_INITS = ("copy", "interpolate")
 _SHORTEST_WAVELENGTH = 4  # tokens
 
 
-def normal(std: float) -> Initializer:
-    """Return the initializer of google-research/bert, a normal cut at two deviations.
+def truncated_normal(std: float) -> Initializer:
+    """Return the initializer of google-research/bert, a normal truncated at two deviations.
 
-    `std` is the standard deviation of the uncut normal; the cut one has 0.88 of it.
+    `std` is the standard deviation of the whole normal; the truncated one has 0.88 of it.
     """
     return jax.nn.initializers.truncated_normal(std)
 
@@ -55,7 +55,7 @@ def local_attention_init(
     Head h scores a key higher, the nearer it is to an offset of -1, 1, -2, 2, ... from the query,
     or of 1, -1, 2, -2, ... in an encoder that reads in reverse, from right to left. The queries are
     waves at the offset position, by the angle addition formulas. The keys are waves at their own
-    position. `normal(std)` is added to both.
+    position. `truncated_normal(std)` is added to both.
     """
 
     def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
@@ -72,7 +72,7 @@ def local_attention_init(
             table[waves, head, sine] = table[num_waves + waves, head, cosine] = np.cos(angle)
             table[num_waves + waves, head, sine] = np.sin(angle)
             table[waves, head, cosine] = -np.sin(angle)
-        return normal(std)(key, shape, dtype) + jnp.asarray(table.reshape(shape), dtype)
+        return truncated_normal(std)(key, shape, dtype) + jnp.asarray(table.reshape(shape), dtype)
 
     return init
 

@@ -12,9 +12,7 @@ masked LM head, and the decoder is the encoder. The peer pads a step to its long
 --pad-to to at least that length. With --group-by-length a step passes in groups of similar length,
 whose gradients are accumulated. Both are evaluated once, at the end.
 
-With --shared-head, for `squad`, the peer and a second run of bertjax start from one head, drawn
-from a normal distribution as `transformers` does. bertjax itself truncates that distribution at two
-deviations, as google-research/bert does.
+With --shared-head, for `squad`, the peer and a second run of bertjax start from one head.
 
 Seeds count from the configuration's. DIR gets a JSON file for each seed of each program. What is
 there is not repeated, so a series can be extended, also by other ways to pad. Times are of whole

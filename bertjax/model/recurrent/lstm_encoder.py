@@ -17,7 +17,7 @@ from jax import Array
 from bertjax.mesh.device_mesh import shard_map_over_batch
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.dropout import dropout
-from bertjax.model.initialization import normal
+from bertjax.model.initialization import truncated_normal
 from bertjax.model.layers import embedding_lookup
 from bertjax.model.recurrent.bilstm import forget_gate_bias
 
@@ -117,7 +117,7 @@ class _WordEmbeddings(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        init = normal(config.initializer_range)
+        init = truncated_normal(config.initializer_range)
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
 
     def __call__(self, input_ids: Array) -> Array:
