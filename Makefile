@@ -7,19 +7,22 @@ INSTALLED := $(VENV)/.installed-$(EXTRAS)
 # Idle workers take over half of another's tests.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all check lint format docs clean
+.PHONY: demo test test-slow test-all check lint format docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not minutes"
+	$(PYTEST) -m "not slow and not minutes"
+
+test-slow: $(INSTALLED)
+	$(PYTEST) -m "slow and not minutes"
 
 test-all: $(INSTALLED)
 	$(PYTEST) --hypothesis-profile random
 
 check: $(INSTALLED)
-	$(PYTEST) -m "not slow and not minutes"
+	$(PYTEST) -m "not seconds and not slow and not minutes"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -105,6 +105,7 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
     assert feature_layers == {"-2..-1"} | others
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("size", "vocab_size"), [("2-128", 8192), ("mini", 30522), ("6-512", 8192), ("base", 30522)]
 )
@@ -186,6 +187,7 @@ def run_recipes(monkeypatch, output: pathlib.Path, *options: str, steps: int = 6
     return (output / "recipes.md").read_text()
 
 
+@pytest.mark.seconds
 def test_recipes_commands_have_valid_configurations(train, tmp_path, monkeypatch) -> None:
     table = run_recipes(monkeypatch, tmp_path, "--seeds", "1")
     steps = {row: sum(run_steps) for row, run_steps in train.items()}
@@ -194,6 +196,7 @@ def test_recipes_commands_have_valid_configurations(train, tmp_path, monkeypatch
     assert "| modern | - | 6.0000 |" in table
 
 
+@pytest.mark.seconds
 def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) -> None:
     lines = run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines()
     (row,) = [line for line in lines if line.startswith("| local")]
@@ -207,6 +210,7 @@ def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) 
     assert stop.value.code == 7
 
 
+@pytest.mark.seconds
 def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> None:
     run_recipes(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon")
     run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--only", "Muon")
@@ -249,6 +253,7 @@ def run_adaptation(monkeypatch, output: pathlib.Path, *options: str) -> list[str
     return (output / "adaptation.md").read_text().splitlines()
 
 
+@pytest.mark.seconds
 def test_adaptation_rows_differ_in_stages_and_replay_alone(adapt, tmp_path, monkeypatch) -> None:
     lines = run_adaptation(monkeypatch, tmp_path, "--seeds", "1")
     evaluated = [configs.pop() for configs in adapt.values()]
@@ -274,6 +279,7 @@ def test_adaptation_rows_differ_in_stages_and_replay_alone(adapt, tmp_path, monk
     assert any(line.startswith("| base | - | 5.0000 | 3.0000 |") for line in lines)
 
 
+@pytest.mark.seconds
 def test_adaptation_counts_diverged_runs_and_resumes(adapt, tmp_path, monkeypatch) -> None:
     lines = run_adaptation(monkeypatch, tmp_path, "--seeds", "2")
     rows = [line for line in lines if line.startswith("| masked LM")]

@@ -54,6 +54,7 @@ def model(corpus, tmp_path_factory) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 def test_config_replays_general_text_and_lowers_the_masking_rate(model) -> None:
     config = load(f"init={model},data=d,general=g,replay=0.25")
     assert config.data["dir"] == "d+g" and config.data["mixture_weights"] == "0.75+0.25"
@@ -66,6 +67,7 @@ def test_config_replays_general_text_and_lowers_the_masking_rate(model) -> None:
     assert detour.data["mlm_probability"] == 0.15 and detour.model.direction == "left_to_right"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("options", "overrides", "message"),
     [
@@ -117,12 +119,14 @@ def initialize(path: pathlib.Path, direction: str, objective: str) -> None:
     pretrained.load_init_params(functions.init_shapes)
 
 
+@pytest.mark.seconds
 def test_init_logs_a_new_head_for_next_sentence_prediction(model, caplog) -> None:
     with caplog.at_level(logging.INFO, "bertjax"):
         initialize(model, "bidirectional", "mlm_nsp")
     assert "(encoder, mlm); random: nsp, pooler." in caplog.text
 
 
+@pytest.mark.seconds
 def test_init_changes_the_direction_of_a_language_model(model, caplog) -> None:
     with caplog.at_level(logging.INFO, "bertjax"):
         initialize(model, "left_to_right", "clm")

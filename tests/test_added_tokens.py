@@ -72,6 +72,7 @@ def is_comparable(text: str) -> bool:
     return not is_special and "Σ" not in text and text.isprintable()
 
 
+@pytest.mark.seconds
 @given(TEXTS, st.booleans())
 @example("a@GENE$x@GENE$,@gene$", False)
 @example("@ÉTE\u0301$x", False)
@@ -82,6 +83,7 @@ def test_encode_returns_the_ids_of_tokenizers(text: str, cased: bool) -> None:
         assert TOKENIZERS[cased].encode(text) == expected
 
 
+@pytest.mark.seconds
 @given(st.lists(TEXTS.filter(lambda text: "\n" not in text), max_size=4), st.booleans())
 def test_bulk_and_offsets_have_the_ids_of_encode(texts: list[str], cased: bool) -> None:
     tokenizer = TOKENIZERS[cased]
@@ -214,6 +216,7 @@ def with_symbols(request) -> SentencePieceTokenizer:
 SYMBOLS = st.sampled_from(["@GENE$", "@GENE$a", "ad", "@", "$", "fad", "a", "b", " ", "deca", "e"])
 
 
+@pytest.mark.seconds
 @given(st.lists(SYMBOLS, max_size=8).map("".join))
 def test_user_defined_symbols_of_sentencepiece_are_exported(with_symbols, text: str) -> None:
     compiled = CompiledTokenizer.from_str(to_tokenizer_json(with_symbols))

@@ -31,6 +31,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.seconds
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where memory is glibc's")
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_keep_freed_memory_reuses_a_freed_block(where) -> None:

@@ -90,6 +90,7 @@ def test_prepare_stores_the_tokens_of_every_span(source, corpus) -> None:
     assert len(remaining) == sum(info.documents for info in read_manifest(corpus).eval_shards)
 
 
+@pytest.mark.seconds
 def test_prepare_ends_no_sentence_within_a_span(tmp_path) -> None:
     """Neither at a stop, nor at a line end, nor at 64 tokens."""
     long = [("me no ve", "")] * 20
@@ -154,6 +155,7 @@ def test_prepare_takes_texts_without_spans(tmp_path) -> None:
     assert entities_of(tmp_path / "corpus") == [[], []]
 
 
+@pytest.mark.seconds
 def test_prepare_rejects_spans_of_other_inputs(tmp_path) -> None:
     with pytest.raises(InputError, match=r"^spans=entities: builtin has none\. Name files"):
         prepare(["builtin"], TOKENIZER, tmp_path / "corpus", OPTIONS, workers=1)
@@ -174,6 +176,7 @@ def test_prepare_gives_equal_bytes_for_any_number_of_workers(source, corpus, tmp
     assert content(tmp_path / "two") == content(corpus)
 
 
+@pytest.mark.seconds
 def test_prepare_resumes_with_equal_bytes(source, corpus, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("data_pipelines.corpus.annotated_text._BATCH_CHARS", 1 << 12)
     monkeypatch.setattr(spool_module, "_SEGMENT_BYTES", 1 << 14)

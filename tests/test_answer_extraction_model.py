@@ -117,6 +117,7 @@ def params_of(scorer: str) -> Any:
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_scores_and_loss_equal_loops_over_all_spans(scorer: str) -> None:
     objective, params = make_objective(scorer), params_of(scorer)
@@ -147,6 +148,7 @@ def test_scores_and_loss_equal_loops_over_all_spans(scorer: str) -> None:
     np.testing.assert_allclose(total, loss, rtol=1e-4)
 
 
+@pytest.mark.seconds
 def test_soft_loss_is_the_divergence_of_each_window() -> None:
     batch = batch_of(draw_windows(24), np.arange(24), make_objective("joint").sequence_shape)
     random, temperature = np.random.default_rng(3), 2.0
@@ -189,6 +191,7 @@ def test_loss_and_gradient_do_not_depend_on_packing(scorer: str) -> None:
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-4), *results)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_gradient_of_a_window_is_the_mean_of_those_of_its_answers(scorer: str) -> None:
     """One forward pass for all answers has the gradient of one pass for each."""
@@ -208,6 +211,7 @@ def test_gradient_of_a_window_is_the_mean_of_those_of_its_answers(scorer: str) -
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-4), ours, mean)
 
 
+@pytest.mark.seconds
 def test_windows_without_valid_spans_or_answers_count_nothing() -> None:
     objective, params = make_objective("joint"), params_of("joint")
     batch = batch_of(draw_windows(6), np.arange(6), objective.sequence_shape)

@@ -45,6 +45,7 @@ def texts_of(answer: dict) -> list[str]:
     return [span["text"] for span in answer["answers"]]
 
 
+@pytest.mark.seconds
 def test_answers_are_words_of_the_passage_each_once(model) -> None:
     for text in (TEXT, LONG):
         answer = model.extract_answers(text, num_answers=200)
@@ -61,6 +62,7 @@ def test_answers_are_words_of_the_passage_each_once(model) -> None:
         assert default["answers"] == answer["answers"][:3]
 
 
+@pytest.mark.seconds
 def test_probabilities_of_a_window_add_up_to_one(model) -> None:
     text = " ".join("abcdefghijklmnop")  # no text occurs twice
     answer = model.extract_answers(text, num_answers=1000)
@@ -69,6 +71,7 @@ def test_probabilities_of_a_window_add_up_to_one(model) -> None:
     assert total == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.seconds
 def test_answers_do_not_depend_on_the_batch(model) -> None:
     inputs = [TEXT, LONG, "bob", LONG[::-1], {"context": TEXT, "num_answers": 2}]
     together = model.extract_answers(inputs)
@@ -78,6 +81,7 @@ def test_answers_do_not_depend_on_the_batch(model) -> None:
     assert len(together[-1]["answers"]) == 2 and len(together[2]["answers"]) == 1
 
 
+@pytest.mark.seconds
 def test_samples_depend_on_seed_and_passage_alone(model) -> None:
     options = {"do_sample": True, "num_answers": 3, "n_best_size": 20}
     first = model.extract_answers([TEXT, LONG, "a b c d"], seed=1, **options)
@@ -142,6 +146,7 @@ def test_parse_lines_reads_paragraphs_without_questions_and_each_text_once() -> 
     assert [*AnswerExtractionPipeline.parse_lines([])] == []
 
 
+@pytest.mark.seconds
 def test_predict_writes_a_line_for_each_line(path, tmp_path, capsys) -> None:
     lines = [{"context": TEXT}, {"text": "a"}, {"context": LONG, "num_answers": 1}, {"context": ""}]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -178,6 +183,7 @@ def test_extract_answers_rejects_invalid_input(model, inputs, options, message: 
         model.extract_answers(inputs, **options)
 
 
+@pytest.mark.seconds
 def test_other_tasks_reject_the_options(path, tmp_path, capsys) -> None:
     config = BertConfig(len(TOKENIZER.tokens), 1, 32, 2, max_position_embeddings=64)
     huggingface.write(draw_model(config, TOKENIZER, "question_answering"), tmp_path)  # type: ignore[arg-type]
@@ -187,6 +193,7 @@ def test_other_tasks_reject_the_options(path, tmp_path, capsys) -> None:
     assert error in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_display_marks_answers_that_do_not_overlap_better_ones(path) -> None:
     pipeline = Predictor(path).pipeline
     spans = [(5, 7), (0, 6), (1, 3), (7, 8)]

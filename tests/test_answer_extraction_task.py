@@ -113,6 +113,7 @@ def test_losses_are_equal_on_every_mesh(scorer: str, folder, tmp_path) -> None:
     assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.seconds
 def test_format_sequence_lists_answers_and_passage(folder) -> None:
     task = AnswerExtractionTask(configuration(folder))
     task.prepare(1)

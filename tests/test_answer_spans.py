@@ -56,6 +56,7 @@ def spans_in(windows: SpanWindows, window: int) -> set[tuple[int, int]]:
     }
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(
     words=st.lists(st.text("abcun", min_size=1, max_size=4), min_size=1, max_size=30),
@@ -95,6 +96,7 @@ def test_windows_have_the_answers_that_they_contain(words: list[str], data) -> N
     assert (kept.prefix_lengths == kept.lengths).all()  # one token type
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(text=st.text(TRICKY, max_size=30), is_sentencepiece=st.booleans())
 def test_spans_of_words_begin_and_end_between_words(text: str, is_sentencepiece: bool) -> None:

@@ -74,6 +74,7 @@ def test_attention_mask_of_a_prefix_separates_source_and_target():
     np.testing.assert_array_equal(mask, np.array(expected, bool))
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=9, max_size=9), st.sampled_from(MASK_KINDS))
 def test_attention_mask_includes_the_query_itself(ids, mask_kind):
@@ -114,6 +115,7 @@ def test_attention_drops_probabilities(attention):
     np.testing.assert_allclose(attention(query, key, ones, EXAMPLE_IDS), 1, rtol=1e-6)
 
 
+@pytest.mark.seconds
 def test_attention_does_not_round_scores(attention):
     # They differ by less than bfloat16 tells apart at their size, and weights by a third.
     query = jnp.zeros((1, 2, 1, 2), jnp.bfloat16).at[..., 0].set(16).at[..., 1].set(1)
@@ -133,6 +135,7 @@ def test_attention_multiplies_bfloat16_inputs_in_bfloat16(attention):
     assert products and not any("xf32>, " in line for line in products)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("attend", "keeps"), [(plain, True), (recomputed_attention, False)])
 def test_recomputed_attention_keeps_no_weights(attend, keeps: bool) -> None:
     _, backward = jax.vjp(lambda *qkv: attend(*qkv, EXAMPLE_IDS), *draw())

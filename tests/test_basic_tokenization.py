@@ -133,6 +133,7 @@ def test_basic_tokenize_strip_accents_is_independent_of_case() -> None:
 TEXTS = st.one_of(st.text(), st.text(TRICKY))
 
 
+@pytest.mark.seconds
 @settings(max_examples=500)
 @given(TEXTS, st.booleans(), st.booleans())
 def test_split_for_caching_keeps_the_words(text: str, cased: bool, strip_accents: bool) -> None:

@@ -57,6 +57,7 @@ def count_flops(layers: Sequence[int], heads: tuple[str, ...] = HEADS, **fields:
     return matrix_flops(jax.make_jaxpr(run)(params()).jaxpr)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("layers", [(0,), (2, 0, 1), (-2, -2)])
 @pytest.mark.parametrize("fields", [{}, {"scan_layers": True}, {"remat": True}], ids=str)
 def test_hidden_states_and_gradients_equal_those_with_the_last_block(layers, fields) -> None:
@@ -73,6 +74,7 @@ def test_hidden_states_and_gradients_equal_those_with_the_last_block(layers, fie
                  pruned, complete)  # fmt: skip
 
 
+@pytest.mark.seconds
 def test_hidden_state_of_a_single_block_is_that_of_the_embeddings() -> None:
     pruned, complete = (
         outputs_of(params(1), layers, num_hidden_layers=1) for layers in ((0,), (0, -1))
@@ -81,10 +83,12 @@ def test_hidden_state_of_a_single_block_is_that_of_the_embeddings() -> None:
     np.testing.assert_allclose(pruned["mlm_logits"], complete["mlm_logits"], atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_hidden_states_below_the_last_block_cost_nothing() -> None:
     assert count_flops((0, 2)) == count_flops(()) < count_flops((-1,))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_model_without_heads_computes_no_block_above_the_topmost_hidden_state(scan_layers) -> None:
     none, one, all_blocks = (

@@ -59,6 +59,7 @@ def transcription(params: Any, x: np.ndarray) -> np.ndarray:
     return x
 
 
+@pytest.mark.seconds
 def test_bilstm_equals_its_equations(params) -> None:
     x = draw(2, 7, WIDTH)
     outputs = apply(params, x, np.ones((2, 7)))
@@ -66,6 +67,7 @@ def test_bilstm_equals_its_equations(params) -> None:
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.seconds
 def test_bilstm_separates_packed_examples(params) -> None:
     x = draw(1, 9, WIDTH)
     outputs = apply(params, x, [[1, 1, 1, 2, 2, 2, 2, 0, 0]])
@@ -74,6 +76,7 @@ def test_bilstm_separates_packed_examples(params) -> None:
         np.testing.assert_allclose(outputs[:, part], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.seconds
 def test_bilstm_reduces_gradients_once_and_not_at_each_token(params) -> None:
     mesh = make_mesh(8, 1, 1)
     x, example_ids = (
@@ -107,6 +110,7 @@ def test_bilstm_reduces_gradients_once_and_not_at_each_token(params) -> None:
     )
 
 
+@pytest.mark.seconds
 def test_bilstm_in_bfloat16_is_close_to_float32(params) -> None:
     x = draw(1, 6, WIDTH)
     exact = apply(params, x, np.ones((1, 6)))

@@ -34,6 +34,7 @@ def check(encoder: BulkEncoder, sentences: list[str]) -> None:
     assert tokens.dtype == encoder.dtype
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("slots", [1, 8, 4096])
 @pytest.mark.parametrize("cased", [True, False])
 def test_bulk_encoder_equals_the_tokenizer(
@@ -50,6 +51,7 @@ def test_bulk_encoder_equals_the_tokenizer(
     check_sentences()
 
 
+@pytest.mark.seconds
 def test_bulk_encoder_encodes_every_character() -> None:
     encoder = BulkEncoder(WordPieceTokenizer(UNCASED, cased=False))
     characters = [chr(c) for c in range(0x3100) if chr(c) not in "\nΣ"]

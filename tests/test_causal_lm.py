@@ -70,6 +70,7 @@ def test_clm_reverse_batch_predicts_each_token_before(corpus) -> None:
     np.testing.assert_array_equal(batch["masked_lm_ids"][rows, slots], expected)
 
 
+@pytest.mark.seconds
 def test_clm_reverse_is_clm_of_reversed_sequences(corpus) -> None:
     ahead = PretrainingObjective(make_run_config(corpus, **CAUSAL))
     back = PretrainingObjective(make_run_config(corpus, **REVERSE))
@@ -151,6 +152,7 @@ def test_clm_trains_generates_and_initializes_an_mlm(corpus, tmp_path) -> None:
     assert '"BertLMHeadModel"' in (tmp_path / "hf" / "config.json").read_text()
 
 
+@pytest.mark.seconds
 def test_sampled_softmax_estimates_the_sum_over_the_vocabulary() -> None:
     random = np.random.default_rng(0)
     x, word, bias = (
@@ -181,6 +183,7 @@ def test_sampled_softmax_counts_all_places_of_a_token_in_bfloat16() -> None:
     np.testing.assert_allclose(gradient[7].astype(np.float32), 1000, rtol=2**-8)
 
 
+@pytest.mark.seconds
 def test_sampled_softmax_is_weighed_by_loss_weights(corpus) -> None:
     fields = CAUSAL | {"model__sampled_softmax": 127}
     plain = PretrainingObjective(make_run_config(corpus, **fields))
@@ -201,6 +204,7 @@ def test_encoder_that_a_sampled_softmax_trained_embeds_texts(corpus) -> None:
     assert objective.config.model.sampled_softmax == 0
 
 
+@pytest.mark.seconds
 def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:
     plain = PretrainingObjective(make_run_config(corpus, **CAUSAL))
     sampled = PretrainingObjective(make_run_config(corpus, **CAUSAL, model__sampled_softmax=127))

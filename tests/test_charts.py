@@ -47,6 +47,7 @@ def points(values: list[float]) -> list[Point]:
 # Axes
 
 
+@pytest.mark.seconds
 @given(st.tuples(finite, finite), st.integers(3, 10))
 def test_linear_ticks_cover_the_range_evenly(ends: tuple[float, float], num_ticks: int) -> None:
     low, high = sorted(ends)
@@ -182,6 +183,7 @@ def test_downsample_keeps_ends_and_extremes(values: list[float], max_points: int
     assert any(not math.isfinite(p.value) for p in thin) == (len(known) < len(curve))
 
 
+@pytest.mark.seconds
 @given(st.lists(finite, min_size=1, max_size=200), st.integers(0, 20), st.integers(1, 50))
 def test_running_median_stays_within_the_values(
     values: list[float], half_window: int, max_points: int
@@ -230,6 +232,7 @@ def drawn_values(axes: Any) -> list[float]:
     return sorted(values)
 
 
+@pytest.mark.seconds
 @settings(max_examples=60, deadline=None)
 @given(
     train=st.lists(any_value, min_size=1, max_size=150),
@@ -325,6 +328,7 @@ def parsed(chart: Chart) -> ElementTree.Element:
     return ElementTree.fromstring(f"<svg>{chart.svg}</svg>")
 
 
+@pytest.mark.seconds
 def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
     expected = example_charts()
     with matplotlib.rc_context({"lines.linewidth": 9, "lines.marker": "x", "svg.fonttype": "path"}):
@@ -332,6 +336,7 @@ def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
         assert matplotlib.rcParams["lines.linewidth"] == 9
 
 
+@pytest.mark.seconds
 def test_charts_are_plain_elements_in_the_colors_of_the_page() -> None:
     css = render_report("x", [])
     for chart in example_charts():
@@ -344,6 +349,7 @@ def test_charts_are_plain_elements_in_the_colors_of_the_page() -> None:
             assert css.count(f"{variable}: #") == 2, "a light and a dark color"
 
 
+@pytest.mark.seconds
 def test_charts_keep_text_as_text() -> None:
     texts = [text.text for text in parsed(example_charts()[2]).iter("text")]
     assert "$gold$ <&>" in texts and "1.0" in texts

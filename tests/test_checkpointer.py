@@ -43,6 +43,7 @@ def checkpoints(tmp_path: pathlib.Path) -> Checkpointer:
     return checkpoints
 
 
+@pytest.mark.seconds
 def test_restore_returns_the_newest_state_bit_identical(checkpoints, target) -> None:
     assert equal(checkpoints.restore(target), make_state(20))
 
@@ -51,6 +52,7 @@ def test_restore_returns_none_without_checkpoints(tmp_path, target) -> None:
     assert Checkpointer(tmp_path / "none").restore(target) is None
 
 
+@pytest.mark.seconds
 def test_restore_places_a_state_on_another_mesh(checkpoints) -> None:
     mesh = make_mesh(2, 4, 1)
     state = checkpoints.restore(sharded_shapes(mesh, make_state(0)))
@@ -59,6 +61,7 @@ def test_restore_places_a_state_on_another_mesh(checkpoints) -> None:
     assert len({str(shard.index) for shard in word.addressable_shards}) == 8
 
 
+@pytest.mark.seconds
 def test_save_runs_while_training_changes_the_state(checkpoints, target) -> None:
     go = threading.Event()
     state = make_state(30)
@@ -74,6 +77,7 @@ def test_save_runs_while_training_changes_the_state(checkpoints, target) -> None
     assert equal(checkpoints.restore(target), make_state(30))
 
 
+@pytest.mark.seconds
 def test_save_waits_for_the_save_before(checkpoints) -> None:
     go = threading.Event()
     checkpoints.save(make_state(30), lambda path: go.wait() and None)
@@ -103,6 +107,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_restore_logs_a_damaged_checkpoint_and_uses_the_one_before(
     checkpoints, target, caplog, damage: str
@@ -114,12 +119,14 @@ def test_restore_logs_a_damaged_checkpoint_and_uses_the_one_before(
     assert "00000020 is damaged" in caplog.text and symptom in caplog.text
 
 
+@pytest.mark.seconds
 def test_restore_ignores_an_unfinished_checkpoint(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     assert checkpoints.all_steps() == [10]
     assert equal(checkpoints.restore(target), make_state(10))
 
 
+@pytest.mark.seconds
 def test_save_replaces_an_unfinished_checkpoint(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     (checkpoints.path(20) / "rest").write_text("of a killed save")
@@ -128,6 +135,7 @@ def test_save_replaces_an_unfinished_checkpoint(checkpoints, target) -> None:
     assert not (checkpoints.path(20) / "rest").exists()
 
 
+@pytest.mark.seconds
 def test_delete_unfinished_deletes_what_killed_saves_left(checkpoints) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     left = checkpoints.directory / "00000030.orbax-checkpoint-tmp" / "params"
@@ -137,6 +145,7 @@ def test_delete_unfinished_deletes_what_killed_saves_left(checkpoints) -> None:
     assert {path.name for path in checkpoints.directory.iterdir()} == {"00000010", "notes"}
 
 
+@pytest.mark.seconds
 def test_delete_unfinished_ignores_directories_of_others(checkpoints) -> None:
     names = ("20261127-export", "20261127", "00000030", "30", "00000030.backup")
     for name in names:
@@ -148,6 +157,7 @@ def test_delete_unfinished_ignores_directories_of_others(checkpoints) -> None:
     assert left == {"00000020", "00000040", *names}
 
 
+@pytest.mark.seconds
 def test_save_does_not_replace_a_directory_of_others(checkpoints) -> None:
     checkpoints.path(30).mkdir()
     (checkpoints.path(30) / "model.bin").write_text("of a user")
@@ -156,6 +166,7 @@ def test_save_does_not_replace_a_directory_of_others(checkpoints) -> None:
     assert (checkpoints.path(30) / "model.bin").exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("point", ["save.after_write", "save.after_manifest"])
 def test_save_that_fails_leaves_an_intact_checkpoint(
     point: str, tmp_path: pathlib.Path, target
@@ -170,6 +181,7 @@ def test_save_that_fails_leaves_an_intact_checkpoint(
     assert equal(Checkpointer(tmp_path).restore(target), make_state(expected[-1]))
 
 
+@pytest.mark.seconds
 def test_interrupted_deletion_is_completed(checkpoints) -> None:
     with inject_fault("delete.after_manifest=raise"), pytest.raises(InjectedFaultError):
         delete_checkpoint(checkpoints.path(10))
@@ -182,6 +194,7 @@ def _with_metric_sums(target: TrainState, *names: str) -> TrainState:
     return target._replace(metric_sums=dict.fromkeys(names, target.metric_sums["loss"]))
 
 
+@pytest.mark.seconds
 def test_restore_returns_sums_since_the_last_log_by_name(tmp_path, target) -> None:
     checkpoints = Checkpointer(tmp_path)
     third = jnp.float32(1) / 3
@@ -199,6 +212,7 @@ def test_restore_raises_if_no_checkpoint_is_intact(checkpoints, target) -> None:
         checkpoints.restore(target)
 
 
+@pytest.mark.seconds
 def test_failed_save_leaves_earlier_checkpoints_and_nothing_else(checkpoints, target) -> None:
     def full(path) -> None:
         raise OSError(28, "No space left on device")
@@ -213,6 +227,7 @@ def test_failed_save_leaves_earlier_checkpoints_and_nothing_else(checkpoints, ta
     assert equal(checkpoints.restore(target), make_state(20))
 
 
+@pytest.mark.seconds
 def test_pop_finished_raises_the_error_of_a_failed_save(checkpoints) -> None:
     checkpoints.save(make_state(30), lambda path: (path / "none" / "file").write_text(""))
     checkpoints.close()
@@ -221,6 +236,7 @@ def test_pop_finished_raises_the_error_of_a_failed_save(checkpoints) -> None:
     assert checkpoints.all_steps() == [10, 20]
 
 
+@pytest.mark.seconds
 def test_finished_save_is_kept_if_another_process_is_lost(checkpoints, target, monkeypatch) -> None:
     def lose(what: str) -> None:
         if what == "checkpoint-end":
@@ -237,6 +253,7 @@ def test_load_params_reads_parameters_alone(checkpoints, target) -> None:
     np.testing.assert_array_equal(params["bias"], make_state(20).params["bias"])
 
 
+@pytest.mark.seconds
 def test_find_checkpoint_takes_a_workdir_or_a_checkpoint(checkpoints) -> None:
     assert find_checkpoint(checkpoints.directory.parent) == checkpoints.path(20)
     assert find_checkpoint(checkpoints.path(10)) == checkpoints.path(10)
@@ -246,6 +263,7 @@ def test_find_checkpoint_takes_a_workdir_or_a_checkpoint(checkpoints) -> None:
         find_checkpoint(checkpoints.path(20))
 
 
+@pytest.mark.seconds
 def test_find_checkpoint_does_not_verify_training_state(checkpoints, target) -> None:
     shutil.rmtree(pathlib.Path(checkpoints.path(20)) / "training")
     for named in (checkpoints.directory.parent, checkpoints.path(20)):

@@ -63,6 +63,7 @@ def test_supervise_child_reports_the_signal_that_ended_the_child(
     assert f"ended by {name}" in stderr and sentence in stderr
 
 
+@pytest.mark.seconds
 def test_supervise_child_gives_the_child_time_to_save(
     supervise_program, monkeypatch, tmp_path
 ) -> None:
@@ -89,6 +90,7 @@ def test_supervise_child_gives_the_child_time_to_save(
     assert not ended
 
 
+@pytest.mark.seconds
 def test_supervise_child_kills_the_child_at_a_second_interrupt(supervise_program, tmp_path) -> None:
     ready, ended = tmp_path / "ready", threading.Event()
 

@@ -29,6 +29,7 @@ GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "cmrc_scores.json").
 TEXT = st.text(st.sampled_from("北京大学ab1 .,-。《\u9fa5\u9fa6"))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", GOLDEN)
 def test_score_equals_official_script(name: str, data_dir) -> None:
     file, variant = name.split()

@@ -14,6 +14,7 @@ from bertjax.tasks import registry
 PAGE = ROOT / "docs" / "configuration.md"
 
 
+@pytest.mark.seconds
 def test_config_lists_prints_and_copies(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["config"]) == 0

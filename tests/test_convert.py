@@ -99,6 +99,7 @@ def test_convert_keeps_labels_and_problem_type(head, problem_type, labels, tmp_p
         assert (found.problem_type, found.labels) == (problem_type, labels), format_name
 
 
+@pytest.mark.seconds
 def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path, caplog) -> None:
     model = dataclasses.replace(
         draw("pooler", "sequence_classification"), problem_type="regression", labels=()
@@ -131,6 +132,7 @@ def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path, caplog) -> None
     assert "a number is returned. Transformers' pipeline and CrossEncoder apply" in caplog.text
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("heads", "name"),
     [
@@ -148,6 +150,7 @@ def test_architecture_follows_the_heads(heads, name, tmp_path) -> None:
     assert ("bert.embeddings.LayerNorm.weight" in names) == (name != "BertModel")
 
 
+@pytest.mark.seconds
 def test_unknown_heads_are_listed_and_dropped(tmp_path) -> None:
     path = write_hf(draw("pooler"), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
@@ -158,6 +161,7 @@ def test_unknown_heads_are_listed_and_dropped(tmp_path) -> None:
     assert_same(read_model(tmp_path / "own"), draw("pooler"))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
@@ -189,6 +193,7 @@ def test_converted_question_answering_model_predicts_at_any_length(length: int, 
     assert 0 <= answer["start"] < answer["end"] <= 80
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("parts", "fields", "expected"),
     [
@@ -214,6 +219,7 @@ def test_convert_keeps_the_length_at_which_texts_are_cut(parts, fields, expected
     assert config["data"].items() >= (expected[1] or {}).items()
 
 
+@pytest.mark.seconds
 def test_predict_cuts_texts_at_the_length_of_the_export(tmp_path) -> None:
     config = dataclasses.replace(CONFIG, max_position_embeddings=32, num_labels=2)
     model = draw_model(config, TOKENIZER, "pooler", "sequence_classification")
@@ -224,6 +230,7 @@ def test_predict_cuts_texts_at_the_length_of_the_export(tmp_path) -> None:
     assert longer["score"] == shorter["score"]
 
 
+@pytest.mark.seconds
 def test_predict_rejects_an_encoder_without_head(tmp_path) -> None:
     convert(write_hf(draw("pooler"), tmp_path / "hf"), tmp_path / "own", "hf", "bertjax")
     with pytest.raises(ValueError, match="own has no MLM head, only encoder"):
@@ -239,6 +246,7 @@ def test_convert_overwrites_nothing(tmp_path) -> None:
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.seconds
 def test_convert_all_steps_exports_each_checkpoint_once(tmp_path, capsys) -> None:
     models = {7: draw("mlm"), 19: draw("mlm"), 20: draw("mlm")}
     run, target = tmp_path / "run", tmp_path / "steps"
@@ -262,6 +270,7 @@ def test_convert_all_steps_exports_each_checkpoint_once(tmp_path, capsys) -> Non
         assert_same(read_model(target / f"checkpoint-{step}"), model)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [

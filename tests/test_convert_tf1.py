@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
 @pytest.mark.parametrize("length", [0, 1, 47, 200, -9, -1])
 def test_read_rejects_a_truncated_file(tmp_path: pathlib.Path, suffix: str, length: int) -> None:
@@ -91,6 +92,7 @@ def test_tf1_checkpoint_with_optimizer_is_read(name: str, tmp_path) -> None:
         np.testing.assert_array_equal(written[each], array)
 
 
+@pytest.mark.seconds
 def test_tf1_classifier_has_default_labels(tmp_path) -> None:
     variables = {each: np.ones(shape, np.float32) for each, shape in original_variables().items()}
     weights = np.arange(3 * HIDDEN, dtype=np.float32).reshape(3, HIDDEN)
@@ -101,6 +103,7 @@ def test_tf1_classifier_has_default_labels(tmp_path) -> None:
     np.testing.assert_array_equal(model.params["sequence_classification"]["kernel"], weights.T)
 
 
+@pytest.mark.seconds
 def test_read_takes_the_named_step_or_the_newest(tmp_path) -> None:
     path = tmp_path / "out"
     for step in (0, 900, 1000):
@@ -132,6 +135,7 @@ def test_read_takes_the_named_step_or_the_newest(tmp_path) -> None:
             find_format(source)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
@@ -158,6 +162,7 @@ def test_tf1_write_names_the_activation_as_transformers(hidden_act: str, tmp_pat
     assert config["hidden_act"] == hidden_act
 
 
+@pytest.mark.seconds
 def test_read_names_tf2_and_removes_a_scope(tmp_path) -> None:
     path = tmp_path / "tf1"
     path.mkdir()

@@ -45,6 +45,7 @@ def test_epochs_have_equal_length_and_differ(corpus):
     assert not any(same)
 
 
+@pytest.mark.seconds
 def test_sequences_of_an_epoch_have_different_masks(corpus):
     """Full sequences of one pair would have equal positions if they shared random numbers."""
     data = PretrainingData(corpus, options(batch_size=1, packing=False))
@@ -54,6 +55,7 @@ def test_sequences_of_an_epoch_have_different_masks(corpus):
     assert len({positions.tobytes() for positions in full}) == len(full)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("dupe_factor", [1, 3])
 def test_dupe_factor_repeats_epochs(corpus, dupe_factor):
     data = PretrainingData(corpus, options(batch_size=1, dupe_factor=dupe_factor))
@@ -70,6 +72,7 @@ def test_seed_changes_the_batches(corpus):
     assert not equal(one.batch(0), other.batch(0))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("packing", [True, False])
 def test_epochs_cover_the_corpus(corpus, packing):
     data = PretrainingData(corpus, options(batch_size=1, packing=packing))
@@ -88,6 +91,7 @@ def test_batch_without_packing_has_one_pair_per_sequence(corpus):
     assert data.sequences_per_epoch > PretrainingData(corpus, options()).sequences_per_epoch
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("shards", "repeats"), [(3, 1), (8, 1), (24, 1), (8, 20)])
 def test_streams_pass_over_all_shards_equally_often(tmp_path, small_chunks, shards, repeats):
     """Holds too if a document is longer than a shard should be and shards are unequal."""
@@ -104,6 +108,7 @@ def test_streams_pass_over_all_shards_equally_often(tmp_path, small_chunks, shar
     assert counts.max() / counts.min() < (1.02 if repeats == 1 else 1.05)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("shards", [1, 3])
 def test_streams_that_share_shards_read_each_sequence_once(tmp_path, small_chunks, shards):
     """The random numbers of its masks identify a sequence."""
@@ -133,6 +138,7 @@ def test_batch_draws_from_all_parts_of_a_single_shard(tmp_path, small_chunks):
     assert np.mean(counts) > 30
 
 
+@pytest.mark.seconds
 def test_batch_makes_the_chunks_of_all_streams_only_in_the_first_step(
     tmp_path, small_chunks, monkeypatch
 ):

@@ -46,6 +46,7 @@ def test_statistics_have_the_lengths_of_the_sampled_text(corpus, statistics) -> 
     assert statistics.document_tokens[-1] == documents.max()
 
 
+@pytest.mark.seconds
 def test_packing_statistics_equal_those_of_training(corpus, statistics) -> None:
     (packing,) = statistics.packing
     data = PretrainingData(corpus, PretrainingOptions(64, 8))
@@ -62,6 +63,7 @@ def test_packing_statistics_equal_those_of_training(corpus, statistics) -> None:
     assert list(seen) == sorted(seen) and seen[0] > 0.95 and seen[2] > 0.999
 
 
+@pytest.mark.seconds
 def test_statistics_of_uneven_shards(tmp_path) -> None:
     text = tmp_path / "a.txt"
     documents = ["\n".join(["ba do ki."] * 900), *["\n".join(["me no."] * 6)] * 12]

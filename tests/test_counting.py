@@ -43,6 +43,7 @@ def test_count_words_keeps_frequent_words_beyond_the_bound(monkeypatch) -> None:
     assert counts["sometimes"] == 100
 
 
+@pytest.mark.seconds
 def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(monkeypatch) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 2000)
     monkeypatch.setattr(counting, "MAX_WORDS", 20_000)
@@ -53,6 +54,7 @@ def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(monkeypatc
     assert np.count_nonzero(numbers >= 50_000) == pytest.approx(len(numbers) / 2, rel=0.15)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("splitters", [wordpiece_splitters(cased=False), sentencepiece_splitters()])
 def test_count_words_does_not_depend_on_workers(splitters, monkeypatch) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 10_000)

@@ -73,6 +73,7 @@ def passages(data_dir) -> dict[str, list[str]]:
     return texts
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", LOST)
 def test_warn_of_coverage_loss_names_the_languages(name: str, passages, data_dir, caplog) -> None:
     vocabulary = load_tokenizer(data_dir / "vocab" / f"{name}-vocab.txt")

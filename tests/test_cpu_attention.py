@@ -31,6 +31,7 @@ def test_attention_takes_any_shape(shape: tuple[int, ...], mask_kind: MaskKind) 
     assert_equals_plain(attention, shape, mask_kind, atol=5e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scores", [1, 2 * 32**2, 3 * 32**2])
 def test_attention_by_groups_of_heads_equals_all_at_once(scores: int, monkeypatch) -> None:
     arrays, ids = inputs(2, length=32, heads=4, size=8), example_ids(2, 32)
@@ -39,6 +40,7 @@ def test_attention_by_groups_of_heads_equals_all_at_once(scores: int, monkeypatc
     assert_close(run(attention, arrays, ids, mask_kind="left_to_right"), whole, atol=1e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_keeps_the_dtype(dtype: str) -> None:
     *qkv, _ = inputs(2, dtype)
@@ -48,6 +50,7 @@ def test_attention_keeps_the_dtype(dtype: str) -> None:
     assert {x.dtype for x in (out, *pull(out))} == {jnp.dtype(dtype)}
 
 
+@pytest.mark.seconds
 def test_attention_keeps_only_the_dropout_mask_for_backward() -> None:
     *qkv, _ = inputs(2)
     ids, dropout = jnp.asarray(example_ids(2)), {"dropout_rate": 0.1}

@@ -17,6 +17,7 @@ def draw(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("shape", [(1, 5), (64, 5), (65, 5), (2, 32, 5), (2, 33, 5), (0, 5), (5,)])
 def test_matmul_transposed_and_its_gradients_are_those_of_dot(shape: tuple[int, ...]) -> None:
     inputs, weights = (draw(*shape), draw(3, 5, seed=1)), draw(*shape[:-1], 3, seed=9)
@@ -46,6 +47,7 @@ def test_matmul_transposed_puts_the_matrix_first_for_few_vectors(count: int, fir
     assert f"f32[{first}]{{1,0}} dot(" in program.lower(*shapes).compile().as_text()
 
 
+@pytest.mark.seconds
 def test_cpu_layout_keeps_logits_and_copies_no_kernel() -> None:
     config = BertConfig(60, 2, 32, 2, 96, 16)
     model = BertWithHeads(config, ("mlm", "nsp", "question_answering"))

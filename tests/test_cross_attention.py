@@ -97,6 +97,7 @@ def changed_slots(row: int, position: int) -> list[int]:
     return changed[:, 1].tolist()
 
 
+@pytest.mark.seconds
 def test_a_target_token_changes_later_predictions_of_its_example_alone() -> None:
     for row, slot in np.argwhere(BATCH["masked_lm_weights"] > 0):
         position = BATCH["masked_lm_positions"][row, slot] + 1  # of the token it predicts
@@ -106,6 +107,7 @@ def test_a_target_token_changes_later_predictions_of_its_example_alone() -> None
         assert changed_slots(row, position) == np.flatnonzero(is_later).tolist()
 
 
+@pytest.mark.seconds
 def test_a_source_token_changes_all_predictions_of_its_example() -> None:
     for row, position in np.argwhere(BATCH["position_ids"] == 1):
         slots = BATCH["masked_lm_positions"][row]
@@ -114,6 +116,7 @@ def test_a_source_token_changes_all_predictions_of_its_example() -> None:
         assert changed_slots(row, position) == np.flatnonzero(is_own).tolist()
 
 
+@pytest.mark.seconds
 def test_packed_examples_equal_examples_alone() -> None:
     packed = by_target(BATCH, logits(BATCH))
     for source, target in PAIRS:
@@ -122,6 +125,7 @@ def test_packed_examples_equal_examples_alone() -> None:
         np.testing.assert_allclose(packed[(*target, SEP)], expected, atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_a_decoder_needs_one_token_type() -> None:
     single = dataclasses.replace(CONFIG, type_vocab_size=1)
     tree = map_named(lambda name, leaf: leaf[:1] if "/type" in name else leaf, params())
@@ -130,6 +134,7 @@ def test_a_decoder_needs_one_token_type() -> None:
     np.testing.assert_allclose(outputs["mlm_logits"], logits(BATCH), atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_a_block_can_be_computed_for_a_new_slot_alone() -> None:
     random = np.random.default_rng(0)
     x, vectors = (random.normal(size=(1, n, 32)).astype(np.float32) for n in (5, 7))
@@ -188,6 +193,7 @@ def test_every_kernel_of_the_decoder_is_sharded_over_all_axes() -> None:
         assert not is_kernel or sorted(axes) == ["data", "fsdp", "tensor"], name
 
 
+@pytest.mark.seconds
 def test_flops_equal_the_program(monkeypatch) -> None:
     monkeypatch.setattr(cpu_attention, "unsupported_reason", lambda query: "counted")
     model = BertWithHeads(CONFIG, ("mlm",))
@@ -232,6 +238,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return model_files.write_hf(model, tmp_path_factory.mktemp("bert") / "bert")
 
 
+@pytest.mark.seconds
 def test_init_logs_what_the_decoder_begins_with(published, caplog) -> None:
     config = bert_with(decoder="cross_attention")
     shapes = {part: param_shapes(config)[part] for part in ("encoder", "decoder", "mlm")}
@@ -254,6 +261,7 @@ def test_init_logs_what_the_decoder_begins_with(published, caplog) -> None:
     assert message in caplog.text
 
 
+@pytest.mark.seconds
 def test_another_task_is_initialized_from_the_encoder_alone(published) -> None:
     pretrained = PretrainedModel(published)
     pretrained.bert_config = config = bert_with(decoder="cross_attention")
@@ -265,6 +273,7 @@ def test_another_task_is_initialized_from_the_encoder_alone(published) -> None:
     assert pretrained.parts == ("encoder",)
 
 
+@pytest.mark.seconds
 def test_layer_selection_applies_to_the_decoder(published) -> None:
     pretrained = PretrainedModel(published)
     config = bert_with(decoder="cross_attention")
@@ -281,6 +290,7 @@ def test_layer_selection_applies_to_the_decoder(published) -> None:
             np.testing.assert_array_equal(selected, expected)
 
 
+@pytest.mark.seconds
 def test_layerwise_decay_and_freezing_concern_the_encoder() -> None:
     config = OptimizerConfig(
         **{"num_hidden_layers": 2, "warmup_steps": 0, "total_steps": 1},

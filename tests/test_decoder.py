@@ -173,6 +173,7 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("options", [{}, {"min_new_tokens": 5, "no_repeat_ngram_size": 1}])
 def test_greedy_decoding_equals_a_loop_over_the_model(kind: str, options: dict[str, Any]) -> None:
@@ -182,6 +183,7 @@ def test_greedy_decoding_equals_a_loop_over_the_model(kind: str, options: dict[s
         assert_same(found, [naive_greedy(kind, source.tolist(), chosen)])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(
     "options",
@@ -201,6 +203,7 @@ def test_beam_search_equals_a_loop_over_the_model(kind: str, options: dict[str, 
         assert_same([x for x in found if x[0]], naive_beam_search(kind, source.tolist(), chosen))
 
 
+@pytest.mark.seconds
 def test_some_hypotheses_of_the_cases_end_early() -> None:
     targets = [
         tokens for row in decode("prefix", draw_sources(1, 4), num_beams=4) for tokens, _ in row
@@ -208,6 +211,7 @@ def test_some_hypotheses_of_the_cases_end_early() -> None:
     assert any(tokens[-1] == SEP for tokens in targets)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"do_sample": True, "seed": 5}])
 def test_packed_sources_have_the_targets_of_single_ones(options: dict[str, Any]) -> None:
     sources = draw_sources(2, 5, longest=9)
@@ -230,6 +234,7 @@ def test_short_sources_share_sequences_and_others_a_bucket() -> None:
             assert batch["input_ids"].ravel()[tokens[:length]].tolist() == source.tolist()
 
 
+@pytest.mark.seconds
 def test_samples_depend_on_seed_and_source_alone() -> None:
     sources = draw_sources(3, 4)
     first = decode("causal", sources, do_sample=True, num_return_sequences=3)
@@ -242,6 +247,7 @@ def test_samples_depend_on_seed_and_source_alone() -> None:
     assert len({tuple(tokens) for row in first for tokens, _ in row}) > 6
 
 
+@pytest.mark.seconds
 def test_samples_follow_the_distribution_of_the_model() -> None:
     source = draw_sources(4, 1)[0]
     rows = [
@@ -263,6 +269,7 @@ def test_samples_follow_the_distribution_of_the_model() -> None:
     assert np.abs(deviations).max() < 4.5
 
 
+@pytest.mark.seconds
 @given(
     st.lists(st.integers(-40, 40), min_size=2, max_size=12, unique=True),
     st.integers(0, 13),
@@ -287,6 +294,7 @@ def test_truncate_keeps_the_most_probable_tokens(values, top_k: int, top_p: floa
         assert len(kept) == min(int((sums < top_p).sum()) + 1, len(allowed))
 
 
+@pytest.mark.seconds
 def test_limits_end_targets_without_sep() -> None:
     sources = draw_sources(1, 3)
     options = DecodingOptions(max_new_tokens=MAX_NEW, min_new_tokens=8)
@@ -308,6 +316,7 @@ def test_seeds_share_a_program() -> None:
     assert len(digests) == 9
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "fields",
     [

@@ -63,6 +63,7 @@ def until_sep(tokens: np.ndarray) -> list[int]:
     return ids[: ids.index(recipe.SEP) + 1] if recipe.SEP in ids else ids
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("search", recipe.SEARCHES)
 def test_targets_and_scores_equal_golden(search: str, golden, model) -> None:
     tokens, scores = golden[f"{search}/tokens"], golden[f"{search}/scores"]

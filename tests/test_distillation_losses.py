@@ -43,6 +43,7 @@ def loss_of(name: str) -> tuple[str, Callable]:
 NAMES = sorted(name.removesuffix("_sum") for name in GOLDENS if name.endswith("_sum"))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_and_gradients_are_those_of_pytorch(name: str) -> None:
     inputs, loss = loss_of(name)
@@ -56,6 +57,7 @@ def test_losses_and_gradients_are_those_of_pytorch(name: str) -> None:
     np.testing.assert_allclose(gradient, GOLDENS[f"{name}_gradient"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_and_gradients_of_equal_models_are_zero(name: str) -> None:
     inputs, loss = loss_of(name)
@@ -94,6 +96,7 @@ def test_loss_of_words_reads_those_without_a_tag() -> None:
     assert weight == 4
 
 
+@pytest.mark.seconds
 def test_merged_classes_have_the_sum_of_their_probabilities() -> None:
     logits = np.random.default_rng(0).normal(scale=4, size=(2, 3, 50)).astype(np.float32)
     ids = np.argsort(-logits, axis=-1)[..., :5]
@@ -105,6 +108,7 @@ def test_merged_classes_have_the_sum_of_their_probabilities() -> None:
     np.testing.assert_allclose(jax.nn.softmax(merged), expected, rtol=2e-6, atol=5e-7)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scale", [1, 30])  # of 30 the others have less than 1e-6
 def test_loss_of_the_largest_logits_is_zero_for_equal_models(scale: float) -> None:
     logits = scale * np.random.default_rng(0).normal(size=(2, 3, 50)).astype(np.float32)

@@ -94,6 +94,7 @@ def test_split_long_sentences_prefers_word_starts(lengths, continuing, seed) -> 
     assert (num_parts <= np.maximum(1, -(-np.array(lengths, int) // 32))).all()
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_encode_documents_encodes_each_document_independently(documents: list[str]) -> None:
@@ -115,6 +116,7 @@ def test_encode_documents_hashes_the_text() -> None:
 # Documents to shards
 
 
+@pytest.mark.seconds
 @given(
     st.lists(st.integers(0, 3), min_size=30, max_size=300),
     st.integers(1, 5),
@@ -165,6 +167,7 @@ def test_assign_shards_keeps_equal_texts_in_one_split() -> None:
     assert not train_texts & eval_texts
 
 
+@pytest.mark.seconds
 @given(st.lists(st.integers(0, 30), min_size=40, max_size=100).filter(lambda t: len(set(t)) > 1))
 def test_assign_shards_keeps_the_first_of_equal_texts(texts: list[int]) -> None:
     index = index_of([1] * len(texts), texts)
@@ -177,6 +180,7 @@ def test_assign_shards_keeps_the_first_of_equal_texts(texts: list[int]) -> None:
     assert totals["duplicate_documents"] == len(texts) - len(set(texts))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("documents", "tokens", "num_shards"),
     [

@@ -12,6 +12,7 @@ from jax.extend.random import threefry2x32_p
 from bertjax.model.dropout import byte_threshold, dropout, keep_mask, threefry_words
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_has_its_rate_and_keeps_the_mean(rate):
     dropped = np.asarray(dropout(jnp.ones((64, 128, 64)), rate, jax.random.key(1)))
@@ -23,6 +24,7 @@ def test_dropout_has_its_rate_and_keeps_the_mean(rate):
     assert len(np.unique(dropped)) == 2
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_dropout_is_independent_between_elements(axis, step):
@@ -32,12 +34,14 @@ def test_dropout_is_independent_between_elements(axis, step):
     assert abs(correlation) < 5 / np.sqrt(apart[step:].size)
 
 
+@pytest.mark.seconds
 def test_dropout_is_independent_between_keys():
     x = jnp.ones((512, 256))
     first, other = (np.asarray(dropout(x, 0.5, jax.random.key(seed))) for seed in (0, 1))
     assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(x.size)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("axes", [("rows",), (None, "rows"), (None, None, "rows")])
 def test_dropout_does_not_depend_on_the_mesh(axes):
     x = jnp.ones((16, 8, 24))
@@ -52,6 +56,7 @@ def test_dropout_does_not_depend_on_the_mesh(axes):
     assert max(math.prod(map(int, shape.split(","))) for shape in words) <= x.size // mesh.size
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (1, 4, 3), (2, 7, 2), (2, 1, 3, 4)])
 def test_dropout_takes_any_shape(shape):
     x = jnp.ones(shape)
@@ -59,6 +64,7 @@ def test_dropout_takes_any_shape(shape):
     assert dropped.shape == x.shape and set(np.unique(dropped)) <= {0, 2}
 
 
+@pytest.mark.seconds
 def test_dropout_follows_its_key():
     x = jnp.ones((8, 8))
     first, same, other = (dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
@@ -68,6 +74,7 @@ def test_dropout_follows_its_key():
     assert dropout(x, 0.0, jax.random.key(0)) is x
 
 
+@pytest.mark.seconds
 def test_dropout_gradient_has_the_same_mask():
     def total(x):
         return (dropout(x, 0.25, jax.random.key(3)) * 2).sum()

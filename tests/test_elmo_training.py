@@ -140,6 +140,7 @@ def test_every_task_fine_tunes_a_pair_on_a_mesh(task, encoder) -> None:
     assert "features/weights" in changed
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["transformer", "lstm"])
 def test_convert_joins_two_encoders_to_a_pair(kind, tmp_path) -> None:
     models = [draw(direction, encoder=kind) for direction in PAIR]
@@ -169,6 +170,7 @@ def test_convert_joins_two_encoders_to_a_pair(kind, tmp_path) -> None:
             write_stablehlo(tmp_path / "pair", tmp_path / "program")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
@@ -188,6 +190,7 @@ def test_encoders_that_differ_are_no_pair(left, right, message) -> None:
         join_encoders(dict(zip("lr", models, strict=True)))
 
 
+@pytest.mark.seconds
 def test_a_pair_does_not_become_bidirectional(tmp_path) -> None:
     pair = join_encoders(dict(zip("lr", map(draw, PAIR), strict=True)))
     write_model(Source(pair, "", {}), tmp_path, "bertjax")

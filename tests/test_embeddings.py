@@ -74,6 +74,7 @@ def embed_alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
     return np.asarray(_apply(params, *inputs, layers=layers))[:, 0, : len(ids)]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("pooling", POOLING_MODES)
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
@@ -98,6 +99,7 @@ def test_normalize_gives_length_one_except_for_zero() -> None:
     np.testing.assert_allclose(normalized, [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("pooling", POOLING_MODES)
 def test_embedding_of_a_text_does_not_depend_on_the_others(pooling, model) -> None:
     layers = (-1, 0)
@@ -113,6 +115,7 @@ def test_embedding_of_a_text_does_not_depend_on_the_others(pooling, model) -> No
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_embeddings_of_tokens_and_words_agree_with_those_of_one_text(model) -> None:
     layers = (0, -2, -1)
     tokens = Embedder(model, EmbeddingOptions(layers, "token")).encode(TEXTS)
@@ -136,6 +139,7 @@ def test_embeddings_of_tokens_and_words_agree_with_those_of_one_text(model) -> N
     assert num_tokens == len(tokens.embeddings) and num_words == len(words.embeddings)
 
 
+@pytest.mark.seconds
 def test_embedder_truncates_and_counts_long_texts(model, caplog, tmp_path) -> None:
     long = " ".join(["ba"] * 300)
     with caplog.at_level("WARNING", "bertjax"):
@@ -145,6 +149,7 @@ def test_embedder_truncates_and_counts_long_texts(model, caplog, tmp_path) -> No
     np.testing.assert_allclose(found[0], embed_alone(long)[0].mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_write_reports_truncated_texts_of_kept_parts(model, tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
     texts = ["ba " * 300, "ba", "do"]
@@ -161,6 +166,7 @@ def test_write_reports_truncated_texts_of_kept_parts(model, tmp_path, monkeypatc
     assert {*np.load(tmp_path / "a.npz")} == {"embeddings", "text_digests"}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("level", ["text", "word"])
 def test_write_escapes_lone_surrogates_in_parquet(level, model, tmp_path) -> None:
     from pyarrow import parquet
@@ -187,6 +193,7 @@ def read_embeddings(path: pathlib.Path) -> np.ndarray:
     return np.concatenate([np.array(token, np.float32).reshape(-1, 2, 64) for token in tokens])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "options", [EmbeddingOptions(normalize=True), EmbeddingOptions((-1, -2), "token")]
 )
@@ -226,6 +233,7 @@ def test_write_resumes_to_the_same_bytes_in_every_format(
         np.testing.assert_array_equal(other.reshape(written[".npz"].shape), written[".npz"])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x93NUMPY"])
 def test_write_computes_a_damaged_part_again(model, tmp_path, monkeypatch, content) -> None:
     monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
@@ -242,6 +250,7 @@ def test_write_computes_a_damaged_part_again(model, tmp_path, monkeypatch, conte
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
+@pytest.mark.seconds
 def test_write_rejects_texts_and_leaves_nothing(model, tmp_path) -> None:
     for lines in ([], ["ba", '{"other": "do"}']):
         with pytest.raises(InputError):
@@ -249,6 +258,7 @@ def test_write_rejects_texts_and_leaves_nothing(model, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.seconds
 def test_write_accepts_texts_without_words(model, tmp_path) -> None:
     from pyarrow import parquet
 
@@ -258,6 +268,7 @@ def test_write_accepts_texts_without_words(model, tmp_path) -> None:
     assert [len(row["embeddings"]) for row in rows] == [0, 2]
 
 
+@pytest.mark.seconds
 def test_write_does_not_resume_with_other_options_or_texts(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
 
@@ -295,6 +306,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> None:
     kinds = "Transformer", "Pooling", "Normalize"
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
@@ -389,6 +401,7 @@ def test_convert_reports_that_pooling_is_not_converted(tmp_path, capsys) -> None
     assert "has no pooling configuration: give `bertjax embed`" in capsys.readouterr().out
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_embed_projects_by_dense_of_sentence_transformers(has_bias: bool, tmp_path) -> None:
     kinds = "Transformer", "Pooling", "Dense", "Normalize"
@@ -427,6 +440,7 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
         find_pooling_config(path)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("arguments", "content", "message"),
     [

@@ -74,6 +74,7 @@ def teacher(folder) -> pathlib.Path:
     return write_teacher(folder, folder / "teacher")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("distill", "fields", "message"),
     [
@@ -112,6 +113,7 @@ def test_student_that_cannot_be_trained_is_rejected(
         EmbeddingsTask(configure_student(folder, "", distill, **fields))
 
 
+@pytest.mark.seconds
 def test_teacher_that_does_not_fit_is_rejected(folder, teacher, tmp_path) -> None:
     encoder = write_teacher(folder, tmp_path / "encoder")
     (encoder / "modules.json").unlink()

@@ -44,6 +44,7 @@ def loss_and_gradient(options, vectors, exists, scores):
     return jax.value_and_grad(loss)(vectors)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", OPTIONS)
 def test_embeddings_sums_equal_those_of_sentence_transformers(name: str) -> None:
     vectors, scores = GOLDENS[f"{name}_vectors"], GOLDENS["scores"]
@@ -54,6 +55,7 @@ def test_embeddings_sums_equal_those_of_sentence_transformers(name: str) -> None
     np.testing.assert_allclose(gradient, expected, atol=1e-6 * max(1, np.abs(expected).max()))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", OPTIONS)
 def test_embeddings_sums_leave_out_missing_examples(name: str) -> None:
     vectors, scores = GOLDENS[f"{name}_vectors"], GOLDENS["scores"]
@@ -91,6 +93,7 @@ def test_teacher_sums_equal_those_of_sentence_transformers() -> None:
     assert not np.any(padded_gradient.reshape(24, 16)[12:])
 
 
+@pytest.mark.seconds
 def test_teacher_sums_of_the_teacher_itself() -> None:
     teacher, weights = TEACHER["teacher"], np.ones(12, np.float32)
     loss, gradient = teacher_loss_and_gradient(teacher, teacher, weights)
@@ -101,6 +104,7 @@ def test_teacher_sums_of_the_teacher_itself() -> None:
         np.testing.assert_allclose(sums[name][0] / sums[name][1], 1, rtol=1e-6)
 
 
+@pytest.mark.seconds
 def test_accuracy_is_the_share_of_anchors_nearest_to_their_positive() -> None:
     units = np.eye(4, dtype=np.float32)
     vectors = np.stack([units, units], axis=1)
@@ -109,6 +113,7 @@ def test_accuracy_is_the_share_of_anchors_nearest_to_their_positive() -> None:
     assert float(sums["accuracy"][0]) == 3 and float(sums["accuracy"][1]) == 4
 
 
+@pytest.mark.seconds
 @given(st.permutations(range(12)), st.integers(0, 2))
 def test_arrange_texts_undoes_packing(order: list[int], num_empty: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)

@@ -62,6 +62,7 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
 # The loss
 
 
+@pytest.mark.seconds
 def test_loss_is_that_of_texts_in_sequences_of_their_own(folder) -> None:
     packed, alone = prepare(folder), prepare(folder, packing=False)
     assert packed.objective.batch_size < alone.objective.batch_size
@@ -88,6 +89,7 @@ def test_loss_of_the_global_batch_depends_on_neither_mesh_nor_microbatches(folde
         np.testing.assert_allclose(losses, results[0], rtol=1e-6)
 
 
+@pytest.mark.seconds
 def test_cached_gradients_equal_those_of_the_whole_batch(folder) -> None:
     task = prepare(folder, gradient_accumulation_steps=4)
     assert task.objective.batch_size % 4 == 0
@@ -99,6 +101,7 @@ def test_cached_gradients_equal_those_of_the_whole_batch(folder) -> None:
     assert float(cached(params)[0]) > np.log(16) / 2
 
 
+@pytest.mark.seconds
 def test_cached_gradients_have_the_dropout_of_the_forward_pass(folder) -> None:
     fields = {"model__hidden_dropout_prob": 0.1, "model__attention_probs_dropout_prob": 0.1}
     task, key = prepare(folder, gradient_accumulation_steps=2, **fields), jax.random.key(5)
@@ -136,6 +139,7 @@ def test_cached_gradients_need_less_memory(folder) -> None:
     assert cached < whole / 4
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cached_gradients_are_added_up_in_float32(folder, dtype: str) -> None:
     task = prepare(folder, gradient_accumulation_steps=4, model__dtype=dtype)
@@ -208,6 +212,7 @@ def test_columns_choose_the_loss(folder, file: str, loss: str, num_texts: int) -
     )
 
 
+@pytest.mark.seconds
 def test_texts_alone_are_their_own_positives_under_dropout(folder) -> None:
     task = prepare(folder, data__train_file="texts.jsonl", model__hidden_dropout_prob=0.1)
     objective, batch = task.objective, task.train_batch(0)
@@ -227,6 +232,7 @@ def test_texts_alone_are_their_own_positives_under_dropout(folder) -> None:
 # Evaluation and export
 
 
+@pytest.mark.seconds
 def test_evaluation_correlates_cosines_with_scores(folder) -> None:
     task = prepare(
         folder, data__eval_file="scored.csv", data__matryoshka_dims="64,8", eval_batch_size=8
@@ -300,6 +306,7 @@ def test_encode_and_predict_pool_as_in_training(trained) -> None:
     np.testing.assert_allclose(hidden / np.linalg.norm(hidden), embeddings[0], atol=1e-6)
 
 
+@pytest.mark.seconds
 def test_preprocess_warns_once_of_the_prompts_of_the_run(folder, caplog) -> None:
     task = toy_embeddings.prepare(folder, data__query_prompt="pipeline: ")
     pipeline = EmbeddingsPipeline(task.objective, task.tokenizer)

@@ -64,6 +64,7 @@ def theirs(golden, tmp_path) -> pathlib.Path:
     return tmp_path
 
 
+@pytest.mark.seconds
 def test_logits_equal_golden(golden, theirs) -> None:
     model = read_model(theirs)
     assert (model.config.decoder, model.unexpected_keys) == ("cross_attention", ())
@@ -83,6 +84,7 @@ def test_reading_and_writing_keeps_every_array(theirs, tmp_path) -> None:
         assert array.tobytes() == after[name].tobytes(), name
 
 
+@pytest.mark.seconds
 def test_written_config_is_that_of_an_encoder_decoder(tmp_path) -> None:
     write(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -99,6 +101,7 @@ def test_written_config_is_that_of_an_encoder_decoder(tmp_path) -> None:
     assert {"bertjax_decoder", "is_decoder"}.isdisjoint(encoder)
 
 
+@pytest.mark.seconds
 def test_export_round_trip_keeps_the_model_and_its_task(tmp_path) -> None:
     model = draw()
     path = model_files.write_hf(model, tmp_path / "hf")
@@ -121,6 +124,7 @@ def test_export_round_trip_keeps_the_model_and_its_task(tmp_path) -> None:
     assert "AutoModelForSeq2SeqLM" in (tmp_path / "back" / "README.md").read_text()
 
 
+@pytest.mark.seconds
 def test_tied_decoder_has_the_arrays_of_the_encoder(tmp_path) -> None:
     for kept in ("encoder", "decoder"):
         path = tmp_path / kept
@@ -139,6 +143,7 @@ def test_tied_decoder_has_the_arrays_of_the_encoder(tmp_path) -> None:
             np.testing.assert_array_equal(array, decoder[name])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -160,6 +165,7 @@ def test_other_encoder_decoders_are_rejected(sections, message: str, tmp_path) -
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.seconds
 def test_an_untied_head_and_missing_arrays_are_rejected(tmp_path) -> None:
     write(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
@@ -173,12 +179,14 @@ def test_an_untied_head_and_missing_arrays_are_rejected(tmp_path) -> None:
         read_model(tmp_path / "model")
 
 
+@pytest.mark.seconds
 def test_another_start_token_is_warned_of(tmp_path, caplog) -> None:
     write(tmp_path / "model", decoder_start_token_id=0)
     read_model(tmp_path / "model")
     assert "decoder_start_token_id=0: targets begin with [CLS], 2, nevertheless" in caplog.text
 
 
+@pytest.mark.seconds
 def test_tf1_rejects_a_decoder(tmp_path) -> None:
     path = model_files.write_hf(draw(), tmp_path / "hf")
     with pytest.raises(

@@ -82,6 +82,7 @@ def elmo_states(direction: str, ids: np.ndarray, example_ids: np.ndarray) -> np.
     return np.asarray(encoder.apply(elmo_params(), *inputs, deterministic=True, layers=[0, 1, 2]))
 
 
+@pytest.mark.seconds
 def test_lstm_and_scalar_mix_equal_those_of_pytorch(golden) -> None:
     ids = recipe.draw()["ids"]
     states = elmo_states("left_to_right", ids, np.ones_like(ids))
@@ -97,6 +98,7 @@ def test_lstm_from_right_to_left_reads_the_reversed_tokens(golden) -> None:
     np.testing.assert_allclose(states[:, :, ::-1], golden["states"], atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_lstm_sums_gradients_over_the_steps_in_float32() -> None:
     shapes = (1, 256, 8), (8, 64), (8, 64), (64,), (16, 8)
     keys = jax.random.split(jax.random.key(0), len(shapes))
@@ -128,6 +130,7 @@ def test_lstm_clips_cells_and_projections() -> None:
     np.testing.assert_allclose(outputs[0, :, 1], CLIP, rtol=1e-5)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("config", PAIRS, ids=lambda config: config.encoder)
 def test_examples_of_a_packed_sequence_do_not_see_each_other(config) -> None:
     whole, arrays = encode(config, batch()), batch()
@@ -139,6 +142,7 @@ def test_examples_of_a_packed_sequence_do_not_see_each_other(config) -> None:
     np.testing.assert_allclose(encode(config, arrays)[0], whole[0, swapped], atol=1e-5)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("config", PAIRS, ids=lambda config: config.encoder)
 def test_each_encoder_of_a_pair_sees_the_token_and_one_side(config) -> None:
     before, arrays = encode(config, batch(), (0, 1, 2)), batch()
@@ -153,6 +157,7 @@ def test_each_encoder_of_a_pair_sees_the_token_and_one_side(config) -> None:
         assert np.flatnonzero(embeddings).tolist() == [5]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("config", PAIRS, ids=lambda config: config.encoder)
 def test_a_pair_is_both_of_its_encoders(config) -> None:
     _, params = program(config)
@@ -170,6 +175,7 @@ def logits(config: BertConfig, params: Any, arrays: Any) -> np.ndarray:
     return np.asarray(outputs["sequence_classification_logits"])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -204,6 +210,7 @@ def test_pooled_vectors_of_a_pair_have_read_the_whole_example(kind, fields) -> N
         assert (np.abs(changed - other).max(axis=-1) > 1e-6)[0].tolist() == [False, True, False]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_freeze_features_decides_whether_the_encoders_learn(is_frozen) -> None:
     config = dataclasses.replace(

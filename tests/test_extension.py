@@ -49,6 +49,7 @@ def test_choose_tokens_takes_words_and_later_parts() -> None:
     assert choose_tokens(counts, TOKENIZER, 2) == ["##ization", "quark"]
 
 
+@pytest.mark.seconds
 @given(st.dictionaries(st.text("abcing", min_size=1, max_size=7), st.integers(2, 9), min_size=1))
 def test_choose_tokens_takes_the_best_first(counts: dict[str, int]) -> None:
     before = num_tokens(counts)
@@ -67,6 +68,7 @@ def test_choose_tokens_takes_the_best_first(counts: dict[str, int]) -> None:
         assert before - num_tokens(counts, chosen) >= best / 2
 
 
+@pytest.mark.seconds
 def test_choose_tokens_every_token_is_used() -> None:
     counts = count_words(TOPICS, *wordpiece_splitters(cased=False))
     chosen = choose_tokens(counts, TOKENIZER, 300)

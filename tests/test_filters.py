@@ -18,6 +18,7 @@ GERMAN = "Das Schiff verließ den Hafen am Morgen, und niemand am Kai wusste, wo
 FRENCH = "Le navire quitta le port au matin, et personne sur le quai ne savait où il allait."
 
 
+@pytest.mark.seconds
 def test_is_other_language_identifies_languages() -> None:
     texts = [ENGLISH, GERMAN, FRENCH]
     assert Filters(languages="en").is_other_language(texts).tolist() == [False, True, True]
@@ -69,6 +70,7 @@ def test_totals_count_dropped_documents(tmp_path) -> None:
     assert manifest.options["near_dedup"] is True
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

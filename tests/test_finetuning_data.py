@@ -37,6 +37,7 @@ def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 def test_labels_keep_the_order_of_init(folder, tmp_path) -> None:
     turned = LABELS[1:] + LABELS[:1]
     task = task_of(
@@ -127,6 +128,7 @@ def test_glue_train_file_is_not_split(tmp_path) -> None:
     assert len(task.examples) == 50 and len(task.eval_sets()[0].data) == 50
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
 def test_batch_is_equal_for_any_number_of_processes(kind: str, folder) -> None:
     config = toy_tasks.configuration(kind, folder)

@@ -27,6 +27,7 @@ CONFIG = BertConfig(
 ROWS, LENGTH, SLOTS, PAIRS = 3, 40, 7, 2
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("next_sentence", [True, False])
 @pytest.mark.parametrize("length", [LENGTH, 2 * SLOTS - 1])  # heads read few positions, or many
 def test_forward_flops_equal_the_program(next_sentence, length, monkeypatch):

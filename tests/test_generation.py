@@ -179,6 +179,7 @@ def test_truncated_pairs_are_logged(folder, caplog) -> None:
     assert " targets of 60 pairs to data.max_target_length=3 tokens and the rest of" in caplog.text
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_train_sums_smooth_labels_and_sums_do_not(folder, smoothing: float) -> None:
     objective = objective_of(folder, data__label_smoothing=smoothing)
@@ -201,6 +202,7 @@ def test_train_sums_smooth_labels_and_sums_do_not(folder, smoothing: float) -> N
     )
 
 
+@pytest.mark.seconds
 def test_smoothed_cross_entropy_is_least_at_the_smoothed_label() -> None:
     # With three classes and smoothing 0.3 the label is 0.8, 0.1, 0.1.
     best = np.log([[0.8, 0.1, 0.1]])
@@ -234,6 +236,7 @@ def test_preflight_reports_generated_tokens(folder) -> None:
     assert larger and larger.hbm_bytes > report.prediction.hbm_bytes
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("decoder", ["prefix", "masked_prefix"])
 def test_export_keeps_the_decoder_and_its_task(tmp_path, decoder: str) -> None:
     config = dataclasses.replace(model_files.CONFIG, decoder=decoder)

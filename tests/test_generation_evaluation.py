@@ -88,12 +88,14 @@ def test_evaluation_scores_what_the_predictor_generates(toys, model, fields) -> 
     assert result.examples[0].startswith(f"{rows[0]['source']} → ")
 
 
+@pytest.mark.seconds
 def test_evaluations_generate_nothing_by_default(toys, model) -> None:
     result = evaluate(configuration(toys, model, data__num_generated=0), model)
     assert result.scores.keys() == {"loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity"}
     assert not result.files
 
 
+@pytest.mark.seconds
 @needs_sacrebleu
 def test_several_eval_sets_have_their_own_texts_and_a_mean(toys, model) -> None:
     config = configuration(toys, model, data__num_generated=5, data__eval_file="pairs*.jsonl")
@@ -157,6 +159,7 @@ def test_best_metric_may_be_a_score_of_generated_texts(toys) -> None:
             check_best_metric(config, task, ["mlm_loss"])
 
 
+@pytest.mark.seconds
 @needs_sacrebleu
 def test_ensembles_and_parallel_runs_generate_no_texts(toys, model, tmp_path) -> None:
     message = r"^data\.num_generated=-1: texts of an ensemble's models have no average\. Set 0\.$"
@@ -167,6 +170,7 @@ def test_ensembles_and_parallel_runs_generate_no_texts(toys, model, tmp_path) ->
         sweep([Trial({}, config)], config, tmp_path / "sweep")
 
 
+@pytest.mark.seconds
 def test_invalid_number_of_generated_texts_is_rejected(toys, model) -> None:
     with pytest.raises(InputError, match=r"^data\.num_generated=-2: no number of sources"):
         evaluate(configuration(toys, model, data__num_generated=-2), model)

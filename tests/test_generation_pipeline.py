@@ -47,6 +47,7 @@ def models(paths: dict[str, pathlib.Path]) -> dict[str, bertjax.Model]:
     return {kind: bertjax.load(path) for kind, path in paths.items()}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_answers_in_order_whatever_the_options(models, kind: str) -> None:
     model = models[kind]
@@ -64,6 +65,7 @@ def test_generate_answers_in_order_whatever_the_options(models, kind: str) -> No
     assert model.generate(mixed) == [alone[0], beams[1], alone[2], beams[3]]
 
 
+@pytest.mark.seconds
 def test_sequences_are_sorted_by_score(models) -> None:
     answer = models["prefix"].generate(TEXT, num_beams=4, num_return_sequences=3)
     scores = [sequence["score"] for sequence in answer["sequences"]]
@@ -73,12 +75,14 @@ def test_sequences_are_sorted_by_score(models) -> None:
     assert only["score"] < 0
 
 
+@pytest.mark.seconds
 def test_samples_are_reproducible(models) -> None:
     first = models["causal"].generate([TEXT, "ki"], do_sample=True, seed=1)
     assert models["causal"].generate(["ki", TEXT], do_sample=True, seed=1) == first[::-1]
     assert models["causal"].generate([TEXT, "ki"], do_sample=True, seed=2) != first
 
 
+@pytest.mark.seconds
 def test_max_new_tokens_counts_the_generated_tokens(models) -> None:
     model = models["prefix"]
     for count in (1, 3):
@@ -86,6 +90,7 @@ def test_max_new_tokens_counts_the_generated_tokens(models) -> None:
         assert len(answer["generated_text"].split()) <= count
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
@@ -107,6 +112,7 @@ def test_generate_rejects_invalid_options(models, inputs, options, message: str)
             models[kind].generate(inputs, **options)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_may_end_at_the_last_position(models, kind: str) -> None:
     source = " ".join(["ki"] * (POSITIONS - 20))
@@ -125,6 +131,7 @@ def test_misspelled_options_of_a_request_are_rejected(models) -> None:
             models[kind].predict({"text": TEXT, "temprature": 2.0})
 
 
+@pytest.mark.seconds
 def test_server_answers_its_form(paths) -> None:
     with bind_socket("127.0.0.1", 0) as listener:
         served = Served(paths["prefix"], listener)
@@ -139,6 +146,7 @@ def test_server_answers_its_form(paths) -> None:
             served.server.close()
 
 
+@pytest.mark.seconds
 def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
     predictor = bertjax.inference.predictor.Predictor(paths["causal"])
     compile_ahead(predictor, 2)
@@ -148,6 +156,7 @@ def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
     assert len(list(answers)) == 2
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_loop_over_tokens_copies_no_kernel(paths, kind: str) -> None:
     predictor = bertjax.inference.predictor.Predictor(paths[kind])
@@ -165,6 +174,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, 
     return status, out, err
 
 
+@pytest.mark.seconds
 def test_predict_reads_options_of_the_command(paths, models, capsys) -> None:
     arguments = ("predict", "--checkpoint", paths["prefix"])
     beams = ("--config.decoding.num_beams=3", "--config.decoding.num_return_sequences=2")
@@ -198,6 +208,7 @@ def test_predict_rejects_other_options(paths, capsys, option: str, message: str)
     assert (status, out) == (2, "") and message in err.splitlines()[-1]
 
 
+@pytest.mark.seconds
 def test_a_model_that_fills_masks_rejects_options(tmp_path, capsys) -> None:
     model = draw_model(SHAPE, toy_tasks.TOKENIZER, "pooler", "mlm")
     huggingface.write(model, tmp_path)  # type: ignore[arg-type]

@@ -225,6 +225,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("name", "file"), COUNTS)
 def test_read_glue_reads_all_examples_of_published_files(name: str, file: str, data_dir) -> None:
     is_test = "test" in file

@@ -181,6 +181,7 @@ def test_there_are_fifty_directories() -> None:
     assert len(DIRECTORIES) >= 50
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_hostile_directory(
     name: str, models, opened, time_limit, tmp_path, monkeypatch, capfd

@@ -192,6 +192,7 @@ def published_files(tmp_path: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+@pytest.mark.seconds
 def test_model_of_the_hub_opens_like_a_directory(server, tmp_path) -> None:
     expected = read_model(tmp_path / "published")
     for name in (LATEST, OLD):
@@ -205,6 +206,7 @@ def test_model_of_the_hub_opens_like_a_directory(server, tmp_path) -> None:
     assert "rust_model.ot" not in server.requested
 
 
+@pytest.mark.seconds
 def test_weights_of_pytorch_are_downloaded_where_there_are_no_others(server) -> None:
     files = server.files["lab/model"]
     files |= {"pytorch_model.bin": b"weights", "checkpoint-5/model.safetensors": b"other"}
@@ -216,6 +218,7 @@ def test_weights_of_pytorch_are_downloaded_where_there_are_no_others(server) -> 
     assert (model_path("hf://lab/older") / "pytorch_model.bin").read_bytes() == b"weights"
 
 
+@pytest.mark.seconds
 def test_all_processes_read_the_commit_of_process_0(server, monkeypatch) -> None:
     sent: list[list[int]] = []
 
@@ -236,6 +239,7 @@ def test_all_processes_read_the_commit_of_process_0(server, monkeypatch) -> None
         assert find_commit(LATEST) == model_path(LATEST).name == NEWER
 
 
+@pytest.mark.seconds
 def test_resumed_run_reads_the_recorded_commit(server, tmp_path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -254,6 +258,7 @@ def test_resumed_run_reads_the_recorded_commit(server, tmp_path) -> None:
         make_run_config(config, {}, run)
 
 
+@pytest.mark.seconds
 def test_downloaded_model_opens_without_a_connection(server, monkeypatch) -> None:
     path = model_path(LATEST)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
@@ -263,6 +268,7 @@ def test_downloaded_model_opens_without_a_connection(server, monkeypatch) -> Non
         model_path("hf://lab/other")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -289,6 +295,7 @@ def test_parse_hub_path_splits_the_revision() -> None:
     assert parse_hub_path("hf://a.b/c-d_e@refs/pr/1") == ("a.b/c-d_e", "refs/pr/1")
 
 
+@pytest.mark.seconds
 def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, capsys) -> None:
     command = ["convert", "--to", "hf", str(tmp_path / "published"), "hf://lab/mine"]
     assert main(command) == 2
@@ -308,6 +315,7 @@ def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, c
     assert "the Hub takes models of Hugging Face" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_folders_of_sentence_transformers_are_written_and_read(server, tmp_path) -> None:
     (tmp_path / "token").write_text(server.token)
     source = tmp_path / "source"
@@ -326,6 +334,7 @@ def test_folders_of_sentence_transformers_are_written_and_read(server, tmp_path)
     assert {name: (opened / name).read_bytes() for name in contents} == contents
 
 
+@pytest.mark.seconds
 def test_convert_deletes_what_would_be_loaded_instead(server, tmp_path, capsys) -> None:
     stale = [
         *("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),

@@ -149,6 +149,7 @@ def test_layers_list_every_package(package: str) -> None:
     assert {name for name in modules if f"{package}.{name}" not in ENTRY_POINTS} == BASE[package]
 
 
+@pytest.mark.seconds
 def test_imports_point_down() -> None:
     above = {
         module: higher
@@ -158,6 +159,7 @@ def test_imports_point_down() -> None:
     assert not above
 
 
+@pytest.mark.seconds
 def test_imports_have_no_cycles() -> None:
     graph = {module: modules_imported(MODULES[module]) - {module} for module in MODULES}
     list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the cycle
@@ -177,12 +179,14 @@ def test_model_and_steps_import_no_tensorflow_and_no_tokenizer() -> None:
     )
 
 
+@pytest.mark.seconds
 def test_only_models_import_flax() -> None:
     models = within(MODULES, "bertjax.model")
     models |= {name for name in within(MODULES, "bertjax.tasks") if name.endswith(".model")}
     assert not forbidden(MODULES.keys() - models, "flax")
 
 
+@pytest.mark.seconds
 def test_only_html_imports_jinja2_and_matplotlib_and_inside_functions_only() -> None:
     libraries = "jinja2", "markupsafe", "matplotlib"
     assert not forbidden(MODULES.keys() - within(MODULES, "bertjax.html"), *libraries)
@@ -190,11 +194,13 @@ def test_only_html_imports_jinja2_and_matplotlib_and_inside_functions_only() -> 
     assert not forbidden(MODULES, "matplotlib.pyplot")  # global state
 
 
+@pytest.mark.seconds
 def test_tensorflow_is_imported_inside_functions_only() -> None:
     """TensorFlow takes seconds to import, in every process at every start."""
     assert not forbidden(MODULES, "tensorflow", "tensorflow_datasets", at_start=True)
 
 
+@pytest.mark.seconds
 def test_packages_import_neither_experiments_nor_tests() -> None:
     assert not forbidden(MODULES, "experiments", "tests")
 

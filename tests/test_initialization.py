@@ -24,6 +24,7 @@ def test_sinusoids_have_the_deviation_and_differ_between_positions(size: int) ->
     np.testing.assert_array_equal(nearest, np.arange(POSITIONS))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("is_reverse", [False, True])
 @pytest.mark.parametrize(("size", "heads"), SHAPES)
 def test_local_attention_init_scores_highest_at_the_offset_of_the_head(
@@ -49,6 +50,7 @@ def test_local_attention_init_scores_highest_at_the_offset_of_the_head(
         assert (scores.max(axis=1, where=far, initial=0) < 0.85 * scores.max(axis=1)).all()
 
 
+@pytest.mark.seconds
 def test_attention_init_changes_only_positions_queries_and_keys() -> None:
     """The random numbers are the same, so that all other parameters are equal."""
 

@@ -111,6 +111,7 @@ def test_reinit_layers_are_validated(layers, init, message, corpus) -> None:
         make_run_config(corpus, init=init, reinit_layers=layers)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("format_name", ["hf", "bertjax"])
 def test_check_compatible_logs_fields_that_differ(format_name, corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", format_name=format_name)
@@ -162,6 +163,7 @@ def test_init_from_a_published_model_trains(corpus, tmp_path, caplog) -> None:
     assert "model (encoder, pooler); random: mlm, nsp." in caplog.text
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -214,6 +216,7 @@ def test_run_resumes_when_its_initial_model_is_gone(
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
 
 
+@pytest.mark.seconds
 def test_open_recorded_rejects_another_model_in_the_same_place(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     model = PretrainedModel(tmp_path / "model")
@@ -229,6 +232,7 @@ def test_open_recorded_rejects_another_model_in_the_same_place(corpus, tmp_path)
         open_recorded("init", tmp_path / "model", tmp_path / "run")
 
 
+@pytest.mark.seconds
 def test_init_record_of_a_published_model_has_no_step(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "2024", "pooler")
     (tmp_path / "run").mkdir()
@@ -236,6 +240,7 @@ def test_init_record_of_a_published_model_has_no_step(corpus, tmp_path) -> None:
     assert json.loads((tmp_path / "run" / "init.json").read_text())["step"] is None
 
 
+@pytest.mark.seconds
 def test_open_recorded_takes_the_recorded_step_of_a_running_run(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name="bertjax")
     checkpoints = tmp_path / "other" / "checkpoints"

@@ -93,6 +93,7 @@ def test_module_has_no_unknown_attribute() -> None:
         bertjax.lod  # noqa: B018 (raises)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", ARGUMENTS)
 def test_method_returns_the_line_of_predict(models, method: str) -> None:
     model = models[method]
@@ -108,6 +109,7 @@ def test_method_returns_the_line_of_predict(models, method: str) -> None:
     assert json.loads(json.dumps(answer)) == answer
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", ARGUMENTS)
 def test_method_returns_an_answer_for_each_input_in_order(models, method: str) -> None:
     model, given = models[method], [ARGUMENTS[method], ARGUMENTS[method]]
@@ -186,6 +188,7 @@ def test_method_names_an_invalid_input(models, method, arguments, message) -> No
         getattr(model, method)(*arguments)
 
 
+@pytest.mark.seconds
 def test_encode_returns_what_embed_writes(models, tmp_path) -> None:
     model, texts = models["encode"], ["ba do ki", "lu", "me no"]
     (tmp_path / "in.txt").write_text("\n".join(texts))
@@ -198,6 +201,7 @@ def test_encode_returns_what_embed_writes(models, tmp_path) -> None:
     np.testing.assert_allclose(model.encode("lu"), model.encode(texts)[1], atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_encode_uses_the_pooling_of_sentence_transformers(models, tmp_path) -> None:
     inner = write_model(tmp_path / "model" / "inner", "encode")
     parts = [("Transformer", "inner"), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
@@ -210,11 +214,13 @@ def test_encode_uses_the_pooling_of_sentence_transformers(models, tmp_path) -> N
     np.testing.assert_array_equal(found, models["encode"].encode("ba do ki", (-1,), "cls", True))
 
 
+@pytest.mark.seconds
 def test_encode_truncates_and_counts_long_texts(models, caplog) -> None:
     models["encode"].encode(["ba " * 40, "ba"])
     assert "1 of 2 texts are longer than 32 tokens and were truncated" in caplog.text
 
 
+@pytest.mark.seconds
 def test_apply_returns_the_embeddings_that_encode_pools(models) -> None:
     model, texts = models["encode"], ["ba do ki lu me no", "lu", "me no"]
     batch = model.batch(texts)
@@ -242,6 +248,7 @@ def test_batch_reads_masks(models) -> None:
     assert tokens == ["[CLS]", "ba", "[MASK]", "do", "[SEP]", "[MASK]", "[SEP]"]
 
 
+@pytest.mark.seconds
 def test_apply_is_differentiable_and_a_key_turns_dropout_on(models) -> None:
     model = models["encode"]
     batch, apply = model.batch(["ba do ki"]), jax.jit(model.apply)

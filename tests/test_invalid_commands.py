@@ -86,6 +86,7 @@ def test_train_rejects_invalid_configurations(
     assert not workdir.exists()
 
 
+@pytest.mark.seconds
 def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, refused, text, vocab):
     workdir = tmp_path / "workdir"
     fields = {"model.vocab_size": "128", "data.workers": "1"}
@@ -284,6 +285,7 @@ def test_main_names_unusable_paths(refused, tmp_path, monkeypatch, arguments, me
     assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
 
 
+@pytest.mark.seconds
 def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for directory in ("a/checkpoints", "b/checkpoints", "other"):

@@ -179,6 +179,7 @@ def test_export_keeps_both_label_sets(printed, folder, tmp_path) -> None:
     assert task.labels == model.labels
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("labels", "label_counts", "kept"),
     [

@@ -26,6 +26,7 @@ from cloud_tool_stubs import (
 from conftest import LONG
 
 
+@pytest.mark.seconds
 def test_shellcheck_finds_nothing() -> None:
     beside = pathlib.Path(sys.executable).with_name("shellcheck")
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")

@@ -56,6 +56,7 @@ def test_worker_reports_its_state(worker) -> None:
     assert state() == "137"
 
 
+@pytest.mark.seconds
 def test_worker_passes_the_preemption_signal_to_training(worker) -> None:
     training = (
         "trap 'sleep 0.2; echo saved; exit 75' TERM\necho ready\nwhile :; do sleep 0.05; done"
@@ -114,6 +115,7 @@ def summarize(calls: list[list[str]]) -> str:
     return " ".join(word for line in lines for mark, word in words.items() if mark in line)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("queue", "node", "workers", "actions", "status", "message"),
     [

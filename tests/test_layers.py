@@ -33,6 +33,7 @@ def test_gelu_equals_its_formula() -> None:
     np.testing.assert_allclose(gelu(x), expected, atol=1e-6)
 
 
+@pytest.mark.seconds
 def test_gelu_gradient_equals_derived() -> None:
     assert_same_gradients(gelu, lambda x: 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2))), draw(999))
 
@@ -52,6 +53,7 @@ def test_layer_norm_and_gradient_equal_formula() -> None:
     assert_same_gradients(lambda *xs: layer_norm(*xs, 1e-3), formula, *inputs)
 
 
+@pytest.mark.seconds
 def test_layer_norm_computes_bfloat16_statistics_in_float32() -> None:
     x = (30 + draw(4, 512)).astype(jnp.bfloat16)  # a mean of three digits would lose most of them
     out = layer_norm(x, jnp.ones(512), jnp.zeros(512), 1e-12)
@@ -61,6 +63,7 @@ def test_layer_norm_computes_bfloat16_statistics_in_float32() -> None:
     np.testing.assert_allclose(out, exact, atol=1e-3)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("tpu", [False, True])
 @pytest.mark.parametrize("shape", [(7, 16), (2, 7, 16)])
 def test_add_bias_gradient_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch) -> None:
@@ -68,6 +71,7 @@ def test_add_bias_gradient_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch)
     assert_same_gradients(add_bias, lambda x, bias: x + bias, draw(*shape), draw(16, seed=1))
 
 
+@pytest.mark.seconds
 def test_add_bias_sums_bfloat16_gradients_in_float32(monkeypatch) -> None:
     monkeypatch.setattr(layers, "tpu_kind", lambda: "TPU v5 lite")
     gradient = (1 + draw(4096, 8)).astype(jnp.bfloat16)

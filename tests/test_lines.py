@@ -55,6 +55,7 @@ def test_read_documents_accepts_line_ends_of_all_systems(
     assert read(str(tmp_path / f"a.txt{suffix}"), documents="lines") == lines
 
 
+@pytest.mark.seconds
 @every_compression
 def test_memory_does_not_depend_on_file_size(tmp_path: pathlib.Path, suffix: str) -> None:
     peaks = []
@@ -192,6 +193,7 @@ def bomb(suffix: str, size: int) -> bytes:
     return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](zeros)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_read_lines_rejects_bombs_and_endless_lines(tmp_path, suffix: str) -> None:
     path = epath.Path(tmp_path / f"bomb{suffix}")
@@ -204,6 +206,7 @@ def test_read_lines_rejects_bombs_and_endless_lines(tmp_path, suffix: str) -> No
         tracemalloc.stop()
 
 
+@pytest.mark.seconds
 def test_read_bz2_streams_rejects_a_bomb(tmp_path) -> None:
     path = epath.Path(tmp_path / "bomb.bz2")
     path.write_bytes(bomb(".bz2", 200_000_000))

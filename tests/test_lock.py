@@ -94,6 +94,7 @@ def test_lock_leaves_nothing_behind(workdir, monkeypatch) -> None:
     assert not list(workdir.iterdir())
 
 
+@pytest.mark.seconds
 def test_two_processes_take_a_stale_lock_one_after_the_other(workdir) -> None:
     workdir.mkdir()
     (workdir / LOCK_FILE).write_text('{"host": "far", "pid": 1}')
@@ -106,6 +107,7 @@ def test_two_processes_take_a_stale_lock_one_after_the_other(workdir) -> None:
         first.result().__exit__(None, None, None)
 
 
+@pytest.mark.seconds
 def test_lock_of_a_killed_process_of_this_machine_is_stale_at_once(workdir, monkeypatch) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True
@@ -121,6 +123,7 @@ def test_lock_of_a_killed_process_of_this_machine_is_stale_at_once(workdir, monk
         lock.check()
 
 
+@pytest.mark.seconds
 def test_lock_of_a_silent_holder_elsewhere_is_replaced_after_the_timeout(workdir) -> None:
     workdir.mkdir()
     with WorkdirLock(workdir):
@@ -133,6 +136,7 @@ def test_lock_of_a_silent_holder_elsewhere_is_replaced_after_the_timeout(workdir
         lock.check()
 
 
+@pytest.mark.seconds
 def test_lock_file_that_a_killed_process_did_not_finish_is_stale_after_the_timeout(workdir) -> None:
     workdir.mkdir()
     (workdir / LOCK_FILE).write_text('{"ho')
@@ -142,6 +146,7 @@ def test_lock_file_that_a_killed_process_did_not_finish_is_stale_after_the_timeo
         lock.check()
 
 
+@pytest.mark.seconds
 def test_lock_with_heartbeats_from_elsewhere_is_left_alone(workdir, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(module, "_machine_id", lambda: "another")
@@ -153,6 +158,7 @@ def test_lock_with_heartbeats_from_elsewhere_is_left_alone(workdir, monkeypatch)
     first.__exit__(None, None, None)
 
 
+@pytest.mark.seconds
 def test_lock_of_a_preempted_run_elsewhere_is_taken_once_it_has_saved(workdir, monkeypatch) -> None:
     monkeypatch.setattr(module, "HANDOVER_SECONDS", 60.0)
     with monkeypatch.context() as patch:
@@ -195,6 +201,7 @@ def test_lock_in_a_bucket(tmp_path) -> None:
     assert not server.refused and not server.below("")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "content", ["[]", '"x"', '{"pid": "x"}', '{"id": 5}', '{"id": "zz", "pid": 1}', "5", ""]
 )

@@ -198,6 +198,7 @@ def test_save_logits_resumes_to_the_same_bytes(
         save_logits(teacher, config, tmp_path / "a")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

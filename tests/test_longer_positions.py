@@ -66,6 +66,7 @@ def golden_model(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", POSITION_INITS)
 def test_extended_model_equals_transformers_at_700_tokens(method: str, tmp_path) -> None:
     pretrained = PretrainedModel(golden_model(tmp_path / "model"))
@@ -89,6 +90,7 @@ def test_extended_model_equals_transformers_at_700_tokens(method: str, tmp_path)
         assert np.abs(golden[method] - other).max() > 0.1
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("method", "positions", "message"),
     [

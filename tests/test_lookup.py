@@ -51,6 +51,7 @@ def reader(checkpoints: Checkpointer, *later_steps: int):
     return read
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("read", [read_checkpoint, read_unverified_checkpoint])
 def test_read_checkpoint_takes_the_next_where_a_run_deletes_one(checkpoints, read) -> None:
     assert read(checkpoints.directory.parent, reader(checkpoints, 20, 30)) == 30
@@ -63,11 +64,13 @@ def test_read_checkpoint_takes_the_next_where_the_known_one_is_gone(checkpoints)
     assert read_checkpoint(workdir, reader(checkpoints), first=first) == 20
 
 
+@pytest.mark.seconds
 def test_read_checkpoint_gives_up_after_some_checkpoints(checkpoints) -> None:
     with pytest.raises(CheckpointError, match=r"deleted 8 checkpoints .* Raise its max_to_keep"):
         read_checkpoint(checkpoints.directory.parent, reader(checkpoints, *range(20, 120, 10)))
 
 
+@pytest.mark.seconds
 def test_read_checkpoint_raises_the_errors_of_an_existing_checkpoint(checkpoints) -> None:
     def read(path: epath.Path) -> None:
         calls.append(path)
@@ -79,6 +82,7 @@ def test_read_checkpoint_raises_the_errors_of_an_existing_checkpoint(checkpoints
     assert len(calls) == 1
 
 
+@pytest.mark.seconds
 def test_find_checkpoint_takes_the_next_where_a_run_deletes_what_it_verifies(
     checkpoints, monkeypatch, caplog
 ) -> None:
@@ -152,6 +156,7 @@ def test_predict_beside_a_run_that_keeps_one_checkpoint_answers_or_says_why(tmp_
     assert answered
 
 
+@pytest.mark.seconds
 def test_reads_of_deleted_arrays_leave_one_error(tmp_path, monkeypatch, caplog) -> None:
     path, reported = epath.Path(tmp_path) / "checkpoint", []
     draw = np.random.default_rng(0).random

@@ -57,6 +57,7 @@ def test_cross_entropy_of_huge_logits_is_finite():
     np.testing.assert_allclose(total, 2e4)
 
 
+@pytest.mark.seconds
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_accuracy_equals_argmax(seed):
@@ -65,6 +66,7 @@ def test_accuracy_equals_argmax(seed):
     assert accuracy(logits, targets, weights) == (expected, weights.sum())
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("function", ["tpu_kind", "gpu_kind"])
 def test_losses_are_the_same_on_accelerators(function: str, monkeypatch) -> None:
     """On TPUs and GPUs the target's logit is selected by a sum, on CPUs by a gather."""
@@ -90,6 +92,7 @@ def test_accuracy_of_nan_is_zero():
     assert accuracy(np.full_like(logits, np.nan), targets, weights)[0] == 0
 
 
+@pytest.mark.seconds
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4]))
 def test_sums_add_up_over_parts_of_a_batch(seed, cut):
@@ -291,6 +294,7 @@ def test_multiple_choice_sums_without_questions_are_zero():
     assert_finite_gradients(function, name, logits, none, everywhere, scales=(1,))
 
 
+@pytest.mark.seconds
 def test_null_regression_sums_equal_those_of_each_window():
     random = np.random.default_rng(0)
     logits = random.normal(size=(2, 8, 2)).astype(np.float32)

@@ -50,6 +50,7 @@ def batch_of(examples: Examples, sequences: int = 0) -> dict[str, np.ndarray]:
 sizes = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10)), min_size=1, max_size=12)
 
 
+@pytest.mark.seconds
 @given(sizes, st.floats(0.01, 1), st.integers(0, 1000), st.integers(0, 1000))
 def test_a_share_of_each_target_is_predicted_in_its_place(sizes, probability, seed, step) -> None:
     plain = batch_of(make_examples(sizes))
@@ -98,6 +99,7 @@ def test_masked_tokens_are_replaced_as_in_bert() -> None:
     assert (inputs == ids).mean() == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.seconds
 @given(sizes)
 def test_cut_targets_end_with_the_token_to_predict(sizes) -> None:
     examples = make_examples(sizes)
@@ -128,6 +130,7 @@ def test_cut_targets_cover_all_places_evenly(length: int) -> None:
     assert len(counts) == length and abs(counts - 50).max() <= 2
 
 
+@pytest.mark.seconds
 def test_evaluation_estimates_the_loss_of_all_tokens(tmp_path: pathlib.Path) -> None:
     """The loss of many copies of a pair is the mean of the losses of a loop over its target."""
     toy_tasks.TOKENIZER.save(tmp_path)

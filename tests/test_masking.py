@@ -46,6 +46,7 @@ def test_prediction_counts_round_halves_to_even():
     assert prediction_counts(np.array([10, 30]), np.array([7, 27]), 0.25, 99).tolist() == [2, 8]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("masking", MASKING_UNITS)
 @given(case=candidates(), seed=st.integers(0, 2**32))
 def test_choose_masked_tokens_meets_every_count(masking, case, seed):
@@ -55,6 +56,7 @@ def test_choose_masked_tokens_meets_every_count(masking, case, seed):
     assert (np.bincount(segments[chosen] // 2, minlength=len(counts)) == counts).all()
 
 
+@pytest.mark.seconds
 @given(case=candidates(), seed=st.integers(0, 2**32))
 def test_choose_masked_tokens_takes_whole_words_while_one_fits(case, seed):
     segments, starts, counts = case
@@ -79,6 +81,7 @@ def test_choose_masked_tokens_masks_part_of_a_word_longer_than_the_count():
     np.testing.assert_allclose(chosen.mean(axis=0), 0.15, atol=0.05)
 
 
+@pytest.mark.seconds
 @given(case=candidates(), seed=st.integers(0, 2**32))
 def test_choose_masked_tokens_truncates_at_most_one_span_of_a_pair(case, seed):
     segments, starts, counts = case
@@ -98,6 +101,7 @@ def test_choose_masked_tokens_can_choose_all(masking):
     assert chosen.all()
 
 
+@pytest.mark.seconds
 @given(case=candidates(), seed=st.integers(0, 2**32))
 def test_choose_masked_tokens_takes_whole_entities(case, seed):
     segments, starts, counts = case
@@ -162,6 +166,7 @@ def test_choose_masked_tokens_chooses_words_uniformly():
     np.testing.assert_allclose(words, [1 / 2, 1 / 4, 1 / 2, 1 / 4], atol=0.01)
 
 
+@pytest.mark.seconds
 def test_choose_masked_tokens_draws_geometric_bounded_spans():
     pairs, length = 4000, 400
     segments = 2 * np.repeat(np.arange(pairs), length)

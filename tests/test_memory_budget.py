@@ -84,6 +84,7 @@ def test_available_host_memory_is_what_limits_leave(monkeypatch) -> None:
     assert available_host_memory() == 0
 
 
+@pytest.mark.seconds
 def test_check_state_rejects_a_state_that_does_not_fit_before_compilation(
     corpus, tmp_path, monkeypatch, compilations
 ) -> None:

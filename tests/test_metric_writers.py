@@ -116,6 +116,7 @@ def test_truncate_metrics_accepts_a_missing_file(tmp_path: pathlib.Path) -> None
     assert not metrics_path(tmp_path).exists()
 
 
+@pytest.mark.seconds
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 10_000), checkpoint=st.integers(0, 5))
 def test_resumed_file_equals_an_uninterrupted_one(
@@ -168,6 +169,7 @@ def test_writers_at_a_start_step_remove_later_lines(tmp_path: pathlib.Path) -> N
     assert losses == [(10, 7.25), (20, 1.0)]
 
 
+@pytest.mark.seconds
 def test_lines_survive_sigkill(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
@@ -245,6 +247,7 @@ def test_writers_of_other_processes_write_nothing(tmp_path: pathlib.Path, capsys
 # TensorBoard
 
 
+@pytest.mark.seconds
 def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
     with make_writers(tmp_path) as writers:
         writers.write(10, "train", TRAIN)

@@ -127,6 +127,7 @@ def test_encoder_init_is_a_truncated_normal_zeros_and_ones():
             assert abs(leaf.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * leaf.size)
 
 
+@pytest.mark.seconds
 def test_encoder_init_differs_between_layers():
     kernels = params()["params"]["blocks"]["attention"]["query"]["kernel"]
     assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == CONFIG.num_hidden_layers
@@ -170,6 +171,7 @@ def test_feed_forward_size_defaults_to_four_times_hidden_size():
 # Invariance
 
 
+@pytest.mark.seconds
 def test_encoder_scanned_equals_unrolled():
     looped = encode(with_(scan_layers=True), *inputs())
     np.testing.assert_allclose(looped, encode(CONFIG, *inputs()), atol=1e-5)
@@ -190,6 +192,7 @@ def test_encoder_gradients_do_not_depend_on_scan_and_remat():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_feed_forward_on_a_gpu_keeps_one_array_of_its_width(scan_layers, monkeypatch):
     module = FeedForward(with_(scan_layers=scan_layers))
@@ -277,6 +280,7 @@ def test_prefix_decoder_leaks_no_target() -> None:
     assert changes(3).tolist() == [3, 4, 5] and changes(10).tolist() == [10, 11]
 
 
+@pytest.mark.seconds
 def test_prefix_decoder_at_positions_equals_encoding_all() -> None:
     config, positions = with_(decoder="prefix"), np.array([[0, 3, 9], [15, 7, 0]], np.int32)
     apply = functools.partial(Encoder(config).apply, params(), *inputs(), deterministic=True)
@@ -297,6 +301,7 @@ def test_encoder_depends_on_every_input():
         assert np.abs(encode(CONFIG, *arrays) - base).max() > 1e-3
 
 
+@pytest.mark.seconds
 def test_encoder_in_bfloat16_is_close_to_float32():
     half, full = encode(with_(dtype="bfloat16"), *inputs()), encode(CONFIG, *inputs())
     assert 0 < np.abs(half - full).max() < 0.1
@@ -343,6 +348,7 @@ def layers_of(layers: Sequence[int], scan_layers: bool = False) -> jax.stages.Wr
     return jax.jit(functools.partial(encoder.apply, deterministic=True, layers=layers))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_encoder_layers_are_numbered_from_the_embeddings(scan_layers):
     hidden = layers_of(range(CONFIG.num_hidden_layers + 1), scan_layers)(params(), *inputs())
@@ -367,6 +373,7 @@ def test_encoder_computes_no_block_above_the_topmost_layer(layers, scan_layers):
     assert block
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_hidden_layers": 1}]
 )
@@ -388,6 +395,7 @@ def test_encode_at_positions_and_gradients_equal_encoding_all(fields) -> None:
     jax.tree.map(assert_close, run(tree, True), run(tree, False))
 
 
+@pytest.mark.seconds
 def test_encode_at_positions_drops_repeated_positions_independently() -> None:
     positions = np.array([[3, 3], [5, 5]], np.int32)
     encoder = Encoder(with_(hidden_dropout_prob=0.5))

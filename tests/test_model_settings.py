@@ -169,6 +169,7 @@ def settings_of(*actions: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("file", "name"), settings_of("honored"))
 def test_honored_setting_changes_what_is_read(outcome, file: str, name: str) -> None:
     other_file, needed = WITH.get(name, (file, {}))

@@ -205,6 +205,7 @@ def list_questions(data: MultipleChoiceDataset, examples: Examples) -> list[tupl
     return questions
 
 
+@pytest.mark.seconds
 @settings(max_examples=50)
 @given(st.integers(1, 25), st.integers(0, 99), st.integers(6, 12))
 def test_build_batch_keeps_the_choices_of_a_question_together(

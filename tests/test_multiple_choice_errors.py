@@ -52,11 +52,13 @@ def models(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("case", CASES)
 def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> None:
     check_train_error(refused, models, tmp_path, CASES[case])
 
 
+@pytest.mark.seconds
 def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> None:
     model = models / "sequence_classification"
     write(tmp_path, {"train.csv": SWAG, "dev.csv": SWAG})
@@ -68,6 +70,7 @@ def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> No
     assert not (tmp_path / "scores").exists()
 
 
+@pytest.mark.seconds
 def test_unread_settings_and_keys_are_rejected(models) -> None:
     with pytest.raises(InputError, match="packing=False: task=multiple_choice does not"):
         registry.make_objective(Config(task="multiple_choice", packing=False))
@@ -83,6 +86,7 @@ def test_nan_is_no_choice(tmp_path) -> None:
     assert question.choices == ("do", "ki")
 
 
+@pytest.mark.seconds
 def test_choices_of_any_name_are_displayed(models) -> None:
     predictor = Predictor(models / "multiple_choice")
     question = {"context": "ba", "endings": ["do", "ki"]}
@@ -91,6 +95,7 @@ def test_choices_of_any_name_are_displayed(models) -> None:
     assert {name for name, _ in bars["scores"]} == {"do", "ki"}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -194,6 +194,7 @@ def test_constants_are_arguments_of_the_predict_function() -> None:
     np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("task", ["sequence_classification", "token_classification"])
 def test_label_smoothing_is_of_training_losses_alone(task: str) -> None:
     model = dataclasses.replace(TINY, num_labels=3)
@@ -244,6 +245,7 @@ def make_classifier(**fields: object) -> Objective:
     )
 
 
+@pytest.mark.seconds
 def test_loss_weights_multiply_the_training_losses_of_heads() -> None:
     plain = registry.make_objective(make_run_config())
     weighted = registry.make_objective(make_run_config(loss_weights="nsp=0.25"))
@@ -280,6 +282,7 @@ def weigh_by_class(
     return losses.cross_entropy(logits, labels, weights * jnp.array([1.0, 7.0, 1.0])[labels])
 
 
+@pytest.mark.seconds
 def test_loss_of_a_user_replaces_that_of_training_and_evaluation() -> None:
     name = f"{__name__}:weigh_by_class"
     import_function("loss", name)

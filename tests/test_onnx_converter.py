@@ -133,6 +133,7 @@ def convert(function: Callable[[Array, Array], Array]) -> onnx.ModelProto:
     return onnx.helper.make_model(body, opset_imports=[opset], ir_version=9)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_graph_computes_the_function(name: str) -> None:
     session = onnxruntime.InferenceSession(convert(FUNCTIONS[name]).SerializeToString())
@@ -145,6 +146,7 @@ def test_graph_computes_the_function(name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_each_conversion_is_tested() -> None:
     used: set[str] = set()
 

@@ -84,6 +84,7 @@ def test_answers_are_those_of_the_model(method: str, tmp_path) -> None:
             onnx_model.fill_mask("[MASK]")
 
 
+@pytest.mark.seconds
 def test_texts_that_share_a_sequence_have_the_outputs_of_texts_alone(tmp_path) -> None:
     path = write_hf(draw_model(SHAPE, toy_tasks.TOKENIZER, "mlm", "token_classification"), tmp_path)
     write_onnx(path, tmp_path / "exported")
@@ -121,6 +122,7 @@ def encoder(tmp_path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 def test_embeddings_are_those_of_the_encoder(encoder, tmp_path) -> None:
     write_onnx(encoder, tmp_path / "exported")
     model, onnx_model = bertjax.load(encoder), bertjax.load(tmp_path / "exported")
@@ -133,6 +135,7 @@ def test_embeddings_are_those_of_the_encoder(encoder, tmp_path) -> None:
         onnx_model.encode("ba", layers=(0,), pooling="mean")
 
 
+@pytest.mark.seconds
 def test_encoders_of_sentence_transformers_predict_embeddings(encoder, tmp_path) -> None:
     with pytest.raises(InputError, match="the model has no head"):  # for its prompt
         bertjax.load(encoder).predict("ba do")
@@ -147,6 +150,7 @@ def test_encoders_of_sentence_transformers_predict_embeddings(encoder, tmp_path)
         assert [answer.get("truncated", False) for answer in answers] == [False, True]
 
 
+@pytest.mark.seconds
 def test_onnxruntime_has_a_thread_for_each_core_of_the_process(encoder, tmp_path) -> None:
     write_onnx(encoder, tmp_path / "onnx")
     cores = os.sched_getaffinity(0)
@@ -169,6 +173,7 @@ def test_int8_gate_compares_scores_of_a_regression_by_their_variance() -> None:
         quantization._explained_variance([1.0, 1.0], [1.0, 2.0])
 
 
+@pytest.mark.seconds
 def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
     exported = tmp_path / "exported"
     write_onnx(encoder, exported)
@@ -183,6 +188,7 @@ def test_files_of_the_directory_give_its_version(encoder, tmp_path) -> None:
         OnnxModel(exported)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -205,6 +211,7 @@ def test_graphs_of_other_programs_are_rejected(old, new, message, tmp_path) -> N
         OnnxModel(tmp_path / "exported")
 
 
+@pytest.mark.seconds
 def test_an_export_has_no_parameters_to_train_or_convert(encoder, tmp_path, capsys) -> None:
     write_onnx(encoder, tmp_path / "exported")
     command = ["convert", tmp_path / "exported", tmp_path / "copy", "--to", "hf"]
@@ -232,6 +239,7 @@ def test_int8_weights_are_a_quarter_as_large_and_state_what_they_changed(tmp_pat
     assert agreement == pytest.approx(record["agreement"])
 
 
+@pytest.mark.seconds
 def test_int8_weights_that_change_answers_are_not_written(tmp_path, capsys) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in draw_inputs("classify")))
@@ -252,6 +260,7 @@ def test_int8_weights_that_change_answers_are_not_written(tmp_path, capsys) -> N
     assert main([*map(str, command), "--min-agreement", "0"]) == 0
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -122,6 +122,7 @@ def test_texts_longer_than_the_model_and_unknown_tokens_are_rejected() -> None:
             session.run(None, inputs | {"token_type_ids": 0 * arrays[1]})
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -177,6 +178,7 @@ def make_perceptron(config: BertConfig, name: str, **fields: Any) -> Perceptron:
     return Perceptron(**fields, name=name)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", ["of_tokens", "of_texts"])
 def test_heads_of_several_layers_match_bertjax(name: str, monkeypatch) -> None:
     register(monkeypatch, name)
@@ -204,6 +206,7 @@ def test_heads_of_several_layers_match_bertjax(name: str, monkeypatch) -> None:
             np.testing.assert_allclose(output, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.seconds
 def test_operations_and_arrays_of_heads_that_onnx_lacks_are_rejected(monkeypatch) -> None:
     register(monkeypatch, "sorted", sorts=True)
     register(monkeypatch, "labels", reads="token_labels")
@@ -232,6 +235,7 @@ def test_unknown_parameters_and_objectives_are_rejected(monkeypatch) -> None:
         make_onnx_model(Source(draw("mlm"), Config("mine:Task")))
 
 
+@pytest.mark.seconds
 def test_linear_heads_of_users_are_exported(monkeypatch) -> None:
     record = heads.HEADS["sequence_classification"]
     module = functools.partial(heads.LinearHead, features=4)
@@ -243,6 +247,7 @@ def test_linear_heads_of_users_are_exported(monkeypatch) -> None:
     assert (output.name, output.shape) == ("mood_logits", ["b", 4])
 
 
+@pytest.mark.seconds
 def test_models_above_the_limit_of_a_file_are_rejected(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(onnx_model, "_MAX_PARAM_BYTES", 1000)
     path = write_hf(draw("mlm"), tmp_path / "model")

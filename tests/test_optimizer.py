@@ -39,6 +39,7 @@ from bertjax.steps.train_step import TrainState, init_state, make_train_step
 LAYERWISE: dict[str, Any] = {"layerwise_lr_decay": 0.7, "frozen_layers": 1}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "fields", [*({"schedule": name} for name in ("linear", "bert_linear")), LAYERWISE], ids=str
 )
@@ -136,6 +137,7 @@ def test_layerwise_decay_adds_no_state(name: str) -> None:
     assert [name for name, _ in before] == [name for name, _ in after]
 
 
+@pytest.mark.seconds
 def test_layerwise_decay_scales_the_updates_of_each_layer() -> None:
     params, gradient = nested(draw(0, 1)), nested(draw(1, 1))
     plain, slower = (
@@ -151,6 +153,7 @@ def test_layerwise_decay_scales_the_updates_of_each_layer() -> None:
         np.testing.assert_array_equal(reduced[name].T, full[name].T * np.float32(factor))
 
 
+@pytest.mark.seconds
 def test_stop_frozen_gradients_sets_gradients_of_frozen_layers_to_zero() -> None:
     params = nested(draw(0, 1))
     for frozen in range(LAYERS + 1):
@@ -172,6 +175,7 @@ def test_muon_keeps_one_moment_of_block_kernels_and_two_of_others() -> None:
     assert moments[LAYERS, 4] == 2 * 2 and moments[11, 4] == moments[4, 4] == 2
 
 
+@pytest.mark.seconds
 def test_orthogonalize_returns_updates_of_the_size_of_adams() -> None:
     random = np.random.default_rng(0)
     tree = {"blocks": {"kernel": random.normal(0, 1e-3, (2, 64, 16)).astype(np.float32)}}
@@ -184,6 +188,7 @@ def test_orthogonalize_returns_updates_of_the_size_of_adams() -> None:
     assert not zero["kernel"].any()
 
 
+@pytest.mark.seconds
 def test_first_updates_of_optimizers_differ_as_published() -> None:
     """Adam's first update is the sign of the gradient; without bias correction 3.16 times that.
 
@@ -217,6 +222,7 @@ def test_lamb_has_a_trust_ratio_for_each_layer() -> None:
         np.testing.assert_allclose(stacked["blocks"]["kernel"][layer], single["kernel"], rtol=1e-6)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("zero", ["parameter", "gradient"])
 def test_lamb_has_a_trust_ratio_of_one_if_a_norm_is_zero(zero: str) -> None:
     params = {"kernel": jnp.full(4, 0.0 if zero == "parameter" else 2.0)}
@@ -228,6 +234,7 @@ def test_lamb_has_a_trust_ratio_of_one_if_a_norm_is_zero(zero: str) -> None:
     np.testing.assert_allclose(updates["kernel"], expected, atol=1e-5)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_nan_gradient_makes_all_updates_nan(name: str) -> None:
     params = {"kernel": jnp.ones(3), "norm": {"scale": jnp.ones(3)}}

@@ -70,6 +70,7 @@ def content(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("sizes", "order"),
     [([1], [0, 1]), ([3], [2, 0, 1]), ([4, 6, 1], [1, 0]), ([10], [3, 2, 1, 0]), ([1] * 8, [1, 0])],
@@ -128,6 +129,7 @@ def test_process_reads_its_own_files_alone_if_there_are_many(
     assert len(opened) == num_read and summary.shards == 4
 
 
+@pytest.mark.seconds
 def test_resume_keeps_intact_shards_and_computes_the_others(tmp_path) -> None:
     out, computed = tmp_path / "out", []
     for index in range(3):

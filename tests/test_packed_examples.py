@@ -32,6 +32,7 @@ from data_pipelines.finetuning.packed_examples import (
 )
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(count=st.integers(1, 60), seed=st.integers(0, 99), shape=packed_shapes)
 def test_build_batch_holds_every_example_once(count: int, seed: int, shape: PackedShape) -> None:
@@ -47,6 +48,7 @@ def test_build_batch_holds_every_example_once(count: int, seed: int, shape: Pack
     assert layout.num_sequences == count or shape.examples > 1
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(
     count=st.integers(1, 40),

@@ -21,6 +21,7 @@ def loads(draw):
     return limits, drawn[:, 0], drawn[:, 1]
 
 
+@pytest.mark.seconds
 @given(loads())
 def test_pack_respects_the_limits(load):
     limits, lengths, predictions = load

@@ -43,6 +43,7 @@ def documents_of(shard: Shard, starts: np.ndarray) -> np.ndarray:
 sections = st.just(WHOLE) | st.integers(1, 100)
 
 
+@pytest.mark.seconds
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_draws_spans_of_documents_that_fit(
     documents, max_seq_length, short, seed, max_tokens
@@ -58,6 +59,7 @@ def test_draw_pairs_draws_spans_of_documents_that_fit(
         assert (start + length <= bounds[documents_of(shard, start) + 1]).all()
 
 
+@pytest.mark.seconds
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_takes_random_b_from_another_document_and_true_b_after_a(
     documents, max_seq_length, short, seed, max_tokens
@@ -71,6 +73,7 @@ def test_draw_pairs_takes_random_b_from_another_document_and_true_b_after_a(
     assert (pairs.b_start == pairs.a_start + pairs.a_length)[follows].all()
 
 
+@pytest.mark.seconds
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_draws_each_token_once_and_in_order(
     documents, max_seq_length, short, seed, max_tokens
@@ -103,6 +106,7 @@ def test_draw_pairs_draws_whole_sentences_if_everything_fits(
         assert np.isin(edge, shard.sentences).all()
 
 
+@pytest.mark.seconds
 @given(corpora, st.integers(20, 80), shorts, seeds)
 def test_draw_pairs_makes_no_true_pair_of_a_short_partial_sentence(
     documents, max_seq_length, short, seed
@@ -174,6 +178,7 @@ def test_draw_pairs_continues_half_of_the_chunks():
     assert len(pairs) == continued + 2 * (40_000 - continued)
 
 
+@pytest.mark.seconds
 def test_draw_pairs_draws_random_b_uniformly_from_all_other_sentences():
     shard = make_shard([[2, 2], [3], [2, 2], [1, 1, 1, 1]])
     section_ids = np.repeat([1], 40_000)
@@ -228,6 +233,7 @@ def test_draw_pairs_draws_slightly_more_random_than_true_pairs(sentences, length
     assert 0.48 < draw(shard, 128, short=0.0).is_random.mean() < 0.65
 
 
+@pytest.mark.seconds
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_covers_documents_with_single_segments(
     documents, max_seq_length, short, seed, max_tokens

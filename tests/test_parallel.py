@@ -39,6 +39,7 @@ def no_process_is_left() -> bool:
     return False
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ordered_map_yields_results_in_order(workers: int) -> None:
     items = ((number, None) for number in range(50))
@@ -56,12 +57,14 @@ def failing() -> Callable:
     raise ValueError("no function can be made")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ordered_map_raises_errors_of_make_function(workers: int) -> None:
     with pytest.raises(ValueError, match="no function"):
         list(ordered_map(failing, [1], workers))
 
 
+@pytest.mark.seconds
 def test_ordered_map_leaves_no_process_after_an_interrupt() -> None:
     def items() -> Iterator[tuple[int]]:
         yield from [(1,), (2,)]
@@ -81,6 +84,7 @@ def dying() -> Callable[[int], int]:
     return die
 
 
+@pytest.mark.seconds
 def test_ordered_map_reports_a_killed_worker() -> None:
     with pytest.raises(ChildProcessError, match=r"status -9\. Use fewer"):
         list(ordered_map(dying, [signal.SIGKILL] * 5, 2))

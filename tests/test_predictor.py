@@ -80,6 +80,7 @@ def test_model_of_one_token_type_rejects_pairs(tmp_path, capsys) -> None:
 QUESTION = {"question": "ba?", "context": "do ki"}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("method", "content", "message"),
     [
@@ -109,6 +110,7 @@ def test_keys_that_no_model_reads_are_rejected_in_a_request_and_logged_in_a_file
     assert [m for m in caplog.messages if key in m] == [f"the model does not read the keys {key}."]
 
 
+@pytest.mark.seconds
 def test_file_has_an_answer_or_an_error_for_every_line(tmp_path, monkeypatch, capsys) -> None:
     path = write(tmp_path / "model", "classify")
     lines = ["ba do", "", "{ki", '{"text": "lu"}', "", '{"other": "me"}', "no"]
@@ -130,6 +132,7 @@ def test_file_has_an_answer_or_an_error_for_every_line(tmp_path, monkeypatch, ca
     assert "line 1: blank. Write an input" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", ARGUMENTS)
 def test_model_reads_all_keys_of_its_sample_and_its_form(method: str, tmp_path) -> None:
     pipeline = Predictor(write(tmp_path / "model", method)).pipeline

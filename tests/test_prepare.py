@@ -82,6 +82,7 @@ def test_prepare_warns_once_of_poor_vocabulary_coverage(tmp_path, caplog) -> Non
     assert "known.txt" not in warning
 
 
+@pytest.mark.seconds
 def test_prepare_writes_all_documents(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     manifest = prepare(
         [str(text)], TOKENIZER, tmp_path / "out", CorpusOptions(eval_fraction=0.1), workers=1
@@ -147,6 +148,7 @@ def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
     return {name: str(directory / name) for name in names}
 
 
+@pytest.mark.seconds
 def test_prepare_writes_equal_shards_for_every_input_format(
     text: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_prepare_writes_equal_shards_for_every_input_format(
         assert manifest.totals == read_manifest(tmp_path / "plain").totals
 
 
+@pytest.mark.seconds
 def test_prepare_writes_a_complete_directory(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "deep" / "out"
     manifest = prepare(
@@ -177,6 +180,7 @@ def test_prepare_writes_a_complete_directory(text: pathlib.Path, tmp_path: pathl
     assert os.listdir(tmp_path / "deep") == ["out"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_prepare_does_not_depend_on_workers(
     text: pathlib.Path, tmp_path: pathlib.Path, workers: int
@@ -187,6 +191,7 @@ def test_prepare_does_not_depend_on_workers(
     assert content(tmp_path / "one") == content(tmp_path / "other")
 
 
+@pytest.mark.seconds
 def test_prepare_drops_duplicates_on_request(tmp_path: pathlib.Path) -> None:
     once = small(tmp_path / "once.txt")
     twice = tmp_path / "twice.txt"
@@ -259,6 +264,7 @@ def test_prepare_rejects_invalid_options(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prepare_leaves_nothing_after_invalid_input(tmp_path: pathlib.Path, workers: int) -> None:
     source = tmp_path / "a.txt"

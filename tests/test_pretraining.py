@@ -45,6 +45,7 @@ def digest(batch: Batch) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
 def test_batch_does_not_depend_on_the_number_of_processes(corpus, num_processes):
     check_processes(corpus, options(), num_processes, steps=(*range(51), 1_000_000))
@@ -57,6 +58,7 @@ def test_batch_does_not_depend_on_earlier_calls(corpus):
         assert_equal(PretrainingData(corpus, options()).batch(step), batches[step])
 
 
+@pytest.mark.seconds
 def test_batch_can_be_called_from_threads(corpus):
     data = PretrainingData(corpus, options())
     with ThreadPoolExecutor(8) as pool:
@@ -75,6 +77,7 @@ def test_dataset_yields_batches_in_order(corpus, workers):
         assert_equal(batch, data.batch(step))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_batches_do_not_depend_on_tensorflow(corpus, monkeypatch, split):
     pytest.importorskip("tensorflow")
@@ -136,12 +139,14 @@ def two(two_corpora: str, small_chunks: None) -> str:
     return two_corpora
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
 def test_mixture_does_not_depend_on_the_number_of_processes(two, num_processes):
     steps = (0, 1, 40, 1000, 1_000_000)
     check_processes(two, options(sampling_alpha=0.5), num_processes, steps=steps)
 
 
+@pytest.mark.seconds
 def test_mixture_has_the_proportions_of_its_weights(two):
     data = PretrainingData(two, options(mixture_weights="1+3"))
     assert data.mixture_proportions == {"one": 0.25, "other": 0.75}
@@ -289,6 +294,7 @@ def test_another_tokenizer_is_rejected(tmp_path):
         PretrainingData(directory, options())
 
 
+@pytest.mark.seconds
 def test_shard_of_one_document_is_rejected(tmp_path):
     directory = write_corpus(tmp_path, shards=TRAIN_DOCUMENTS)
     with pytest.raises(
@@ -349,6 +355,7 @@ def test_masking_rate_changes_no_sequence(corpus):
     assert_equal(scheduled(corpus, rate="0.4..0.4", slots=16).batch(31), constant.batch(31))
 
 
+@pytest.mark.seconds
 def test_masking_rate_depends_on_the_step_alone(corpus):
     data = scheduled(corpus)
     batches = [data.batch(step) for step in range(40)]

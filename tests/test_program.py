@@ -34,6 +34,7 @@ def test_load_source_rejects_an_unknown_head(heads, tmp_path) -> None:
     assert load_source(tmp_path / "ours").heads == heads
 
 
+@pytest.mark.seconds
 def test_load_source_infers_a_task_for_heads_alone(tmp_path) -> None:
     encoder = load_source(write_hf(draw("pooler"), tmp_path / "encoder"))
     assert encoder.config is None and encoder.heads == ()
@@ -42,12 +43,14 @@ def test_load_source_infers_a_task_for_heads_alone(tmp_path) -> None:
     assert model.heads == ("mlm",)
 
 
+@pytest.mark.seconds
 def test_load_source_rejects_a_task_without_the_heads(tmp_path) -> None:
     path = write_hf(draw("mlm"), tmp_path / "mlm")
     with pytest.raises(InputError, match="model with encoder, mlm: no task has these heads"):
         load_source(path, "question_answering")
 
 
+@pytest.mark.seconds
 def test_make_program_rejects_missing_heads(tmp_path) -> None:
     source = load_source(write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "model"))
     params = {name: part for name, part in source.model.params.items() if name != "nsp"}
@@ -62,6 +65,7 @@ def test_inputs_of_a_masked_lm_have_positions() -> None:
     assert [spec.name for spec in signature_inputs(["nsp"])] == names[:3]
 
 
+@pytest.mark.seconds
 def test_examples_for_tensorboard_are_no_output(tmp_path) -> None:
     source = load_source(write_hf(draw("mlm"), tmp_path / "model"))
     config = dataclasses.replace(source.config, tensorboard="examples")

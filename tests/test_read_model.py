@@ -27,6 +27,7 @@ def rename(path: pathlib.Path, change) -> None:
     file.write_bytes(safetensors.numpy.save(dict(change(n, a) for n, a in found.items())))
 
 
+@pytest.mark.seconds
 def test_read_accepts_older_names_and_missing_prefixes(tmp_path) -> None:
     path = write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "hf")
 
@@ -39,6 +40,7 @@ def test_read_accepts_older_names_and_missing_prefixes(tmp_path) -> None:
     assert_same(read_model(path), draw("pooler", "mlm", "nsp"))
 
 
+@pytest.mark.seconds
 def test_read_drops_tied_decoder_and_position_ids(tmp_path) -> None:
     model = draw("mlm")
     path = write_hf(model, tmp_path / "hf")
@@ -56,6 +58,7 @@ def test_read_drops_tied_decoder_and_position_ids(tmp_path) -> None:
         read_model(path)
 
 
+@pytest.mark.seconds
 def test_read_joins_sharded_weights(tmp_path) -> None:
     path = write_hf(draw("pooler"), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
@@ -71,6 +74,7 @@ def test_read_joins_sharded_weights(tmp_path) -> None:
         read_model(path)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("dtype", "name"), [(np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")])
 def test_read_converts_half_precision(dtype, name: str, tmp_path) -> None:
     path = write_hf(draw(), tmp_path / "hf")
@@ -89,6 +93,7 @@ def test_read_converts_half_precision(dtype, name: str, tmp_path) -> None:
     np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
 
 
+@pytest.mark.seconds
 def test_read_warns_of_an_incomplete_vocabulary(tmp_path, caplog) -> None:
     path = write_hf(draw(), tmp_path / "hf")
     read_model(path)
@@ -99,6 +104,7 @@ def test_read_warns_of_an_incomplete_vocabulary(tmp_path, caplog) -> None:
     assert not caplog.text
 
 
+@pytest.mark.seconds
 def test_read_warns_of_texts_that_only_embed_lower_cases(tmp_path, caplog) -> None:
     for cased in (False, True):
         tokenizer = WordPieceTokenizer([*TOKENIZER.tokens, "A" * cased or "##a"], cased=cased)
@@ -139,6 +145,7 @@ def test_read_rejects_quantized_weights(tmp_path) -> None:
         read_model(path)
 
 
+@pytest.mark.seconds
 def test_read_rejects_a_vocabulary_larger_than_the_model(tmp_path) -> None:
     letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
     large = WordPieceTokenizer([*TOKENIZER.tokens, *letters], cased=False)

@@ -38,6 +38,7 @@ def meet_all(
     return errors
 
 
+@pytest.mark.seconds
 def test_meet_returns_when_all_are_there() -> None:
     assert meet_all((3, 0), (3, 1), (3, 2), first_delay=0.2) == [None] * 3
 
@@ -55,6 +56,7 @@ def test_meet_names_contradictions_on_every_process(numbers, sentence) -> None:
         assert isinstance(error, InputError) and sentence in str(error)
 
 
+@pytest.mark.seconds
 def test_meet_names_a_missing_process() -> None:
     first, second = meet_all((3, 0), (3, 1), timeout=1)
     assert isinstance(first, CommandError) and "process 2 missing after 1 s" in str(first)
@@ -81,6 +83,7 @@ def test_meet_ignores_other_programs_and_ended_processes() -> None:
     first.result()
 
 
+@pytest.mark.seconds
 def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
     port = free_port()

@@ -131,6 +131,7 @@ def test_report_loads_nothing(workdir: pathlib.Path) -> None:
         assert outside not in text
 
 
+@pytest.mark.seconds
 def test_report_has_a_chart_per_metric() -> None:
     assert page(RUN).titles() == [
         "Loss",
@@ -158,6 +159,7 @@ def test_time_in_training_steps_counts_the_smaller_batches_of_a_ramp_up() -> Non
     assert page(entries, settings).texts["dd"][-1].endswith(" · 10m 00s in training steps")
 
 
+@pytest.mark.seconds
 def test_report_of_parallel_runs_has_neither_their_curves_nor_a_time(workdir) -> None:
     path = workdir / "metrics.jsonl"
     path.write_text(path.read_text() + json.dumps(train(40) | {"split": "seed=1/train"}) + "\n")
@@ -166,6 +168,7 @@ def test_report_of_parallel_runs_has_neither_their_curves_nor_a_time(workdir) ->
     assert "seed=1/train" not in text
 
 
+@pytest.mark.seconds
 def test_report_draws_metrics_of_a_task() -> None:
     read = page([train(10), {"step": 10, "split": "eval", "f1": 88.5, "span_accuracy": 0.5}])
     assert read.titles()[4:6] == ["F1", "Span accuracy"]
@@ -181,6 +184,7 @@ def test_report_omits_the_only_term_of_a_loss() -> None:
     assert read.texts["th"] == ["Step", "Loss"]
 
 
+@pytest.mark.seconds
 def test_report_header_shows_the_last_eval_metrics() -> None:
     read = page(RUN)
     assert read.texts["b"][:4] == ["6.500", "6.000", "0.5000", "42.00"]
@@ -204,6 +208,7 @@ def test_report_takes_a_loss_of_zero_for_the_lowest() -> None:
     assert rows[1:3] == [{"class": "best"}, {}]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("entries", "steps", "expected"),
     [
@@ -225,6 +230,7 @@ def test_report_shows_the_status(
     assert page(entries, {"steps": steps}).texts["p"][0] == expected
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
@@ -260,6 +266,7 @@ def test_report_escapes_all_text() -> None:
     assert read.texts["h1"] == [evil]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "entries",
     [

@@ -20,12 +20,14 @@ def target():
     return state_target()
 
 
+@pytest.mark.seconds
 def test_retention_keeps_the_newest_and_multiples_of_keep_period(tmp_path) -> None:
     checkpoints = Checkpointer(tmp_path, max_to_keep=2, keep_period=20)
     save(checkpoints, *range(5, 51, 5))
     assert checkpoints.all_steps() == [20, 40, 45, 50]
 
 
+@pytest.mark.seconds
 def test_retention_keeps_the_first_checkpoint_after_each_multiple(tmp_path) -> None:
     checkpoints = Checkpointer(tmp_path, 1, keep_period=1.0, progress_at=lambda step: step / 10)
     save(checkpoints, *range(4, 45, 4))
@@ -47,6 +49,7 @@ def evaluate(checkpoints: Checkpointer, step: int, scores: dict[str, float]) -> 
         checkpoints.save(make_state(step), write_metadata)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "greater_is_better", "values", "best"),
     [
@@ -125,6 +128,7 @@ def test_find_checkpoint_logs_a_damaged_best_and_returns_the_newest(with_best, c
     assert "00000001 is damaged" in caplog.text
 
 
+@pytest.mark.seconds
 def test_is_best_compares_with_earlier_steps_only(with_best) -> None:
     """Later ones are damaged if a run resumes from an earlier one."""
     evaluate(with_best, 9, {"f1": 0.9})
@@ -132,6 +136,7 @@ def test_is_best_compares_with_earlier_steps_only(with_best) -> None:
     assert not with_best.is_best(5, {"f1": 0.5})
 
 
+@pytest.mark.seconds
 def test_is_best_waits_for_a_save_in_progress(with_best) -> None:
     go = threading.Event()
     with_best.save(make_state(3), lambda path: go.wait() and write_scores(path, {"f1": 0.7}))
@@ -160,6 +165,7 @@ def test_scores_without_best_metric_are_never_the_best(with_best, caplog) -> Non
     assert caplog.messages == ["step 3: best_metric=f1 is not among the scores."]
 
 
+@pytest.mark.seconds
 def test_retention_ignores_a_later_damaged_checkpoint(tmp_path, target) -> None:
     checkpoints = Checkpointer(tmp_path, max_to_keep=1, keep_period=10)
     for step in (10, 20, 15):

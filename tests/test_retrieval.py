@@ -169,6 +169,7 @@ def brute_force(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple:
     return np.take_along_axis(products, order[:, :k], axis=1), order[:, :k]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("documents_per_block", "queries_per_block"), [(64, 16), (7, 3), (1, 1)])
 def test_search_finds_the_largest_products_whatever_the_blocks(
     documents_per_block: int, queries_per_block: int

@@ -59,6 +59,7 @@ def evaluate_random_model(task: EmbeddingsTask) -> tuple[Evaluation, dict[str, n
     return eval_set.evaluation({}, outputs), vectors
 
 
+@pytest.mark.seconds
 def test_evaluation_ranks_documents_by_cosines(folder, tmp_path) -> None:
     task = prepare(folder)
     evaluation, vectors = evaluate_random_model(task)
@@ -82,12 +83,14 @@ def test_evaluation_ranks_documents_by_cosines(folder, tmp_path) -> None:
     assert evaluation.examples[0].startswith("ba me → d")
 
 
+@pytest.mark.seconds
 def test_evaluation_has_metrics_of_matryoshka_dimensions(folder) -> None:
     evaluation, _ = evaluate_random_model(prepare(folder, data__matryoshka_dims="64,2"))
     scores = evaluation.scores
     assert scores["ndcg_10_64"] == scores["ndcg_10"] != scores["ndcg_10_2"]
 
 
+@pytest.mark.seconds
 def test_documents_with_the_id_of_the_query_are_left_out(folder, tmp_path) -> None:
     corpus = [{"_id": f"q{i}", "text": text} for i, text in enumerate(DOCUMENTS)]
     queries = [{"_id": f"q{i}", "text": DOCUMENTS[i]} for i in range(3)]

@@ -34,6 +34,7 @@ def summary_lines(config: Config, step: int = 0) -> list[str]:
     return lines
 
 
+@pytest.mark.seconds
 def test_summary_has_a_line_a_topic(corpus) -> None:
     config = make_run_config(
         corpus, steps=1000, batch_size=16, gradient_accumulation_steps=2, optimizer__warmup=100
@@ -58,6 +59,7 @@ def test_summary_of_every_task(kind: str, toys) -> None:
     assert lines["workdir"] == "runs/x, which has step 60" and "note" not in lines
 
 
+@pytest.mark.seconds
 def test_summary_names_the_best_checkpoint_by_a_score(corpus) -> None:
     for name, greater_is_better, extreme in (
         ("mlm_loss", None, "lowest"),
@@ -69,6 +71,7 @@ def test_summary_names_the_best_checkpoint_by_a_score(corpus) -> None:
         assert lines[-1] == f"best      the checkpoint with the {extreme} {name} is kept and used"
 
 
+@pytest.mark.seconds
 def test_summary_names_the_part_of_the_training_file_that_is_evaluated(toys, tmp_path) -> None:
     config = configuration("single_label", toys)
     shutil.copy(toys / "train.csv", tmp_path)
@@ -126,6 +129,7 @@ def test_config_warnings_accept_a_decay_that_ends_in_a_second_phase(corpus) -> N
     assert warnings_of(corpus, steps=900, optimizer__decay_steps=1000) == []
 
 
+@pytest.mark.seconds
 def test_summary_warns_of_bfloat16_on_a_gpu_without_it(corpus, monkeypatch) -> None:
     message = "a GPU has no units: use --config.model.dtype=float32 if it fits."
     monkeypatch.setattr(run_summary, "bfloat16_warning", lambda dtype, device: message)

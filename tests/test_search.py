@@ -76,6 +76,7 @@ def test_restored_search_completes_points_of_which_a_seed_is_missing() -> None:
     assert make_search(points=2, seeds=3).restore([trials[0].name, trials[4].name]) == trials
 
 
+@pytest.mark.seconds
 def test_tpe_proposes_better_points_than_chance() -> None:
     means = {}
     for sampler in SAMPLERS:

@@ -38,6 +38,7 @@ def test_split_sentences_keeps_all_text(line: str) -> None:
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
+@pytest.mark.seconds
 @given(hard_lines)
 @example(". a。A")
 def test_split_sentences_does_not_split_a_sentence_again(line: str) -> None:
@@ -111,6 +112,7 @@ def test_split_sentences_of_white_space_is_empty(line: str) -> None:
     assert split_sentences(line) == []
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "unit", [".", ". ", "!(", ") ", ".) ", "A.", "A. ", "。", "a", "。」", '" ']
 )

@@ -170,6 +170,7 @@ def test_label_names_sorts_whole_numbers_by_value() -> None:
     assert label_names(labeled("10", "9", "x")) == ("10", "9", "x")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("file", "text", "label", "count", "classes"),
     [
@@ -201,6 +202,7 @@ def test_label_names_rejects_fewer_than_two() -> None:
 texts = st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True)
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(texts, st.lists(st.text(max_size=8), max_size=10), st.floats(0.1, 0.9), st.randoms())
 def test_train_eval_split_does_not_depend_on_order_and_additions(

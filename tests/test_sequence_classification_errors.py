@@ -232,11 +232,13 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("case", CASES)
 def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> None:
     check_train_error(refused, models, tmp_path, CASES[case])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("model", "files", "spec", "message"),
     [
@@ -277,6 +279,7 @@ def test_evaluate_rejects_models_of_other_data(
     assert not (tmp_path / "scores").exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -298,6 +301,7 @@ def test_predict_rejects_invalid_inputs(
     assert re.search(message, error), error
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
@@ -321,6 +325,7 @@ def test_predict_answers_an_invalid_input_with_its_error(
     assert "1 of 3 inputs are invalid" in output.err
 
 
+@pytest.mark.seconds
 def test_predict_accepts_tables_with_types_unknown_to_json(models, tmp_path, capsys) -> None:
     import datetime
 

@@ -94,6 +94,7 @@ def test_perfect_predictions_score_1_in_any_order(pairs: list) -> None:
 numbers = st.lists(st.integers(-50, 50), min_size=2, max_size=30)
 
 
+@pytest.mark.seconds
 @given(numbers, st.integers(1, 9), st.integers(-9, 9))
 def test_correlations_of_a_line_are_1(values: list[int], slope: int, shift: int) -> None:
     gold = np.array(values, float)
@@ -104,6 +105,7 @@ def test_correlations_of_a_line_are_1(values: list[int], slope: int, shift: int)
         assert metrics["spearman"] == pytest.approx(sign * expected, abs=1e-12)
 
 
+@pytest.mark.seconds
 @given(numbers)
 def test_spearman_depends_on_ranks_only(values: list[int]) -> None:
     gold = np.arange(len(values), dtype=float)

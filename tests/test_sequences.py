@@ -131,6 +131,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.seconds
 @given(CASES, st.integers(0, 2**32))
 def test_make_batch_arrays_makes_valid_sequences(fields, seed):
     options = PretrainingOptions(batch_size=8, **fields)
@@ -167,6 +168,7 @@ def test_make_batch_arrays_makes_valid_sequences(fields, seed):
         assert n == limit
 
 
+@pytest.mark.seconds
 @given(CASES, st.integers(0, 2**32))
 def test_make_batch_arrays_writes_each_pair(fields, seed):
     options = PretrainingOptions(batch_size=8, **fields)

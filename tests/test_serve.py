@@ -30,6 +30,7 @@ from bertjax.serving.server import bind_socket
 from data_pipelines.errors import InputError
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", METHODS)
 def test_server_answers_like_the_python_interface(served, method: str) -> None:
     it, item = served(method), INPUTS[method]
@@ -41,6 +42,7 @@ def test_server_answers_like_the_python_interface(served, method: str) -> None:
     assert it.predict([]) == []
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("method", "description"),
     [("fill_mask", "fills [MASK]s"), ("classify", "predicts the class of texts")],
@@ -50,6 +52,7 @@ def test_health_returns_status_and_description(served, method: str, description:
     assert status == 200 and content["status"] == "ok" and content["description"] == description
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_compile_nothing(served, method: str, compilations) -> None:
     it, draw = served(method), random.Random(method)

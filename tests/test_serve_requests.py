@@ -51,6 +51,7 @@ def gated(served, monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
     gate.set()
 
 
+@pytest.mark.seconds
 def test_queued_requests_are_one_batch(served, gated) -> None:
     it, (sizes, gate) = served("fill_mask"), gated
     texts = [f"{'ba ' * n}[MASK]" for n in range(1, 7)]
@@ -67,6 +68,7 @@ def test_queued_requests_are_one_batch(served, gated) -> None:
     assert [answer["sequence"] for answer in answers] == [answer["sequence"] for answer in single]
 
 
+@pytest.mark.seconds
 def test_invalid_request_of_a_batch_does_not_fail_the_others(served, gated) -> None:
     it, (sizes, gate) = served("fill_mask"), gated
     bodies = [json.dumps({"inputs": text}).encode() for text in ("ba [MASK]", "ba", "[MASK] ki")]
@@ -211,6 +213,7 @@ def send_bytes(port: int, sent: bytes) -> bytes:
         return received
 
 
+@pytest.mark.seconds
 def test_unfinished_request_times_out(impatient) -> None:
     it = impatient
     half = send_bytes(

@@ -114,6 +114,7 @@ def test_each_model_answers_under_its_name(versions) -> None:
         assert content["error"] == "there is no model 'third'. Use one of default, other."
 
 
+@pytest.mark.seconds
 def test_server_of_named_models_has_no_default(versions, tmp_path) -> None:
     link = tmp_path / "current"
     link.symlink_to(versions[0])

@@ -65,6 +65,7 @@ def key(name: str, **labels: str) -> tuple[str, frozenset]:
     return f"bertjax_{name}", frozenset(labels.items())
 
 
+@pytest.mark.seconds
 def test_metrics_count_requests_batches_and_queue(served) -> None:
     it = served("fill_mask")
     before = scrape(it)
@@ -98,6 +99,7 @@ def test_metrics_count_requests_batches_and_queue(served) -> None:
     assert ("process_resident_memory_bytes", frozenset()) in after
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("path", ["/predict", "/health", "/", "/nowhere", "/models/none/predict"])
 def test_valid_request_id_is_returned(served, path: str) -> None:
     it = served("fill_mask")

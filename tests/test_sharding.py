@@ -38,6 +38,7 @@ def params():
     return {part: shapes[part] for part in ("encoder", "pooler", "mlm", "nsp")}
 
 
+@pytest.mark.seconds
 def test_every_kernel_of_a_block_is_sharded_over_all_axes(params) -> None:
     shardings = dict(named_leaves(tree_shardings(make_mesh(1, 4, 2), params)))
     for name, _ in named_leaves(params):

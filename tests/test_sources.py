@@ -18,6 +18,7 @@ lines = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_siz
 )
 
 
+@pytest.mark.seconds
 @given(st.lists(lines))
 def test_documents_are_blocks_of_stripped_lines(
     tmp_path_factory: pytest.TempPathFactory, written: list[str]
@@ -246,6 +247,7 @@ def test_records_of_tfds_are_documents() -> None:
     assert read("tfds:tiny_text") == documents
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("tfds_home")
 @pytest.mark.parametrize(
     ("source", "field", "message"),

@@ -55,6 +55,7 @@ def read_all(monkeypatch, source: str, out: pathlib.Path, **options) -> None:
             prepare([source], TOKENIZER, out, CorpusOptions(**options), workers=1)
 
 
+@pytest.mark.seconds
 def test_prepare_resumes_to_identical_files(
     source: str, tmp_path: pathlib.Path, monkeypatch, caplog
 ) -> None:
@@ -90,6 +91,7 @@ class Killed(BaseException):
     """The end of a killed process."""
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("options", [{}, {"read_options": ReadOptions(max_bad_fraction=0.1)}])
 def test_prepare_succeeds_after_a_kill_during_deletion_of_the_spool(
     source: str, tmp_path: pathlib.Path, monkeypatch, options
@@ -128,6 +130,7 @@ def change(path: pathlib.Path) -> None:
     path.write_bytes(damaged)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["payload", "index", "json"])
 @pytest.mark.parametrize("damage", [pathlib.Path.unlink, truncate, change])
 def test_prepare_resumes_before_a_damaged_segment(
@@ -147,6 +150,7 @@ def test_prepare_resumes_before_a_damaged_segment(
     assert content(out) == content(tmp_path / "whole")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "options",
     [
@@ -168,6 +172,7 @@ def test_prepare_resumes_with_other_options_of_assignment(
     assert content(out) == content(tmp_path / "whole")
 
 
+@pytest.mark.seconds
 def test_prepare_resumes_after_an_error_at_the_end(source, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="num_shards=101: too many"):
@@ -197,6 +202,7 @@ def other_sentences(source: str, monkeypatch) -> None:
     monkeypatch.setattr(corpus, "MAX_SENTENCE_TOKENS", 32)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("change", [newer_text, newer_library, newer_program, other_sentences])
 def test_prepare_starts_again_if_the_input_changed(
     source, tmp_path, monkeypatch, caplog, change

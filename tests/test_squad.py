@@ -54,6 +54,7 @@ def test_read_squad_detects_version_2_by_is_impossible(tmp_path) -> None:
     assert read_squad(write(tmp_path / "f.json", layout(fields))).version == 2
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "version", "count"), [("dev-v1.1.json", 1, 10_570), ("dev-v2.0.json", 2, 11_873)]
 )
@@ -154,6 +155,7 @@ def test_read_squad_tfds_reads_records() -> None:
     assert len(read_squad_tfds("tfds:tiny_squad", "train[:1]").questions) == 1
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("tfds_home")
 def test_read_squad_tfds_rejects_unknown_splits_and_missing_fields() -> None:
     with pytest.raises(InputError, match="tfds:tiny_squad: no split dev, only train, validation"):

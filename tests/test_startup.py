@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from bertjax.cli.main import find_subcommands
 
 SLOW = {"flax", "jax", "ml_dtypes", "numpy", "optax", "orbax", "pyarrow", "scipy", "tensorflow",
@@ -51,12 +53,14 @@ def imports_of(directory: object, *commands: str) -> list[tuple[str, set[str]]]:
     return [(error, set(modules)) for error, modules in results]
 
 
+@pytest.mark.seconds
 def test_help_imports_nothing_slow(tmp_path) -> None:
     commands = ["--help", "--version", "", *(f"{name} --help" for name in find_subcommands())]
     for command, (_, imported) in zip(commands, imports_of(tmp_path, *commands), strict=True):
         assert not imported & {*SLOW, "etils", "ml_collections"}, command
 
 
+@pytest.mark.seconds
 def test_errors_of_paths_import_nothing_slow(tmp_path) -> None:
     results = imports_of(tmp_path, *MISSING_PATHS)
     for (command, message), (error, imported) in zip(MISSING_PATHS.items(), results, strict=True):

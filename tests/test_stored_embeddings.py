@@ -30,6 +30,7 @@ def stored(folder, teacher) -> pathlib.Path:
     return write_embeddings(teacher, read_texts(folder), folder / "teacher.npz")
 
 
+@pytest.mark.seconds
 def test_embeddings_are_found_by_their_texts_in_any_order(stored, folder, teacher) -> None:
     texts, file = read_texts(folder), StoredEmbeddings(stored)
     assert file.size == 64 and file.are_normalized

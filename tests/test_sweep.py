@@ -286,6 +286,7 @@ def test_sweep_report_has_a_dot_for_each_run(swept) -> None:
     assert result["best"] in text
 
 
+@pytest.mark.seconds
 def test_sweep_report_shows_the_first_points_of_a_large_grid() -> None:
     names = [f"p{i}" for i in range(70)]
     run = {"failed": False, "scores": {"loss": 1.0}}

@@ -126,6 +126,7 @@ def test_spans_are_replaced_by_others_of_the_same_parts_of_speech() -> None:
     assert negatives.replace_span("what left 1905 ?", "1905 1914", "1914", tag_capitals, 0) is None
 
 
+@pytest.mark.seconds
 def test_tagger_knows_names_and_keeps_words_whole() -> None:
     pytest.importorskip("textblob", reason="bertjax[synthetic] is not installed")
     tag = negatives.load_tagger()
@@ -279,6 +280,7 @@ def fake_prediction(row: dict) -> dict:
     }
 
 
+@pytest.mark.seconds
 def test_stages_write_the_same_files_on_several_processes(squad, tmp_path, monkeypatch) -> None:
     def run(*command: str, allowed_statuses=()) -> int:
         source, output = (command[command.index(name) + 1] for name in ("--input", "--output"))

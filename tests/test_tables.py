@@ -58,6 +58,7 @@ def test_progress_printer_prints_the_table_below_the_metrics() -> None:
     assert table == [f"  {row}" for row in align_columns(*eval_set_table(SCORES)).splitlines()]
 
 
+@pytest.mark.seconds
 def test_run_report_shows_metrics_of_one_set_in_the_table_only() -> None:
     page = render_run("run", [{"step": 50, "split": "eval", **SCORES}], {})
     assert "<h2>Eval sets</h2>" in page and "<tr><td>mean</td><td>0.5000</td>" in page

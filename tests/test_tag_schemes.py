@@ -29,6 +29,7 @@ def sentences(draw: st.DrawFn) -> tuple[list[Entity], int]:
     return drawn, word + draw(st.integers(0, 2))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(st.lists(sentences(), min_size=1, max_size=5))
 def test_entities_to_tags_and_entities_are_inverse(scheme, entities_and_sizes) -> None:

@@ -41,6 +41,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.seconds
 def test_signal_that_the_garbage_collector_swallows_is_raised_again() -> None:
     class Interrupted:
         def __del__(self) -> None:

@@ -115,6 +115,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", FORMATS)
 def test_mutations_keep_the_documents(tmp_path: pathlib.Path, name: str) -> None:
     write, suffixes = FORMATS[name]

@@ -15,6 +15,7 @@ SIZE, SECONDS = 10_000, 10.0  # characters; processor time of a function on all 
 FAST = {"encode, cased", "encode_with_offsets, cased"}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "name",
     [

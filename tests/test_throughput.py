@@ -126,6 +126,7 @@ def operations(directory: pathlib.Path) -> collections.Counter[str]:
     return collections.Counter(name for name in names if name.startswith(("tanh", "wrapped_tanh")))
 
 
+@pytest.mark.seconds
 def test_profiler_traces_its_steps_and_no_others(tmp_path) -> None:
     @jax.jit
     def step(x):

@@ -51,6 +51,7 @@ def train(
     return progress
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("step_seconds", [0.1, 1.0, 7.0])
 def test_run_ends_when_its_budget_does(budget, clock, step_seconds) -> None:
     progress = train(budget, clock, step_seconds=step_seconds)
@@ -59,6 +60,7 @@ def test_run_ends_when_its_budget_does(budget, clock, step_seconds) -> None:
     assert progress[-1] == pytest.approx(1, rel=0.01 + 2 * step_seconds / SECONDS)
 
 
+@pytest.mark.seconds
 def test_run_that_slows_down_ends_in_time(budget, clock) -> None:
     train(budget, clock, stop=400)
     before = budget.progress(399)
@@ -99,6 +101,7 @@ def test_duration_of_a_slow_first_step_is_not_that_of_the_others(
         assert budget.progress(done) == pytest.approx(elapsed, abs=tolerance)
 
 
+@pytest.mark.seconds
 def test_second_update_at_a_step_changes_nothing(budget, clock) -> None:
     budget.start_clock(0)
     for step in range(1, 400):
@@ -108,6 +111,7 @@ def test_second_update_at_a_step_changes_nothing(budget, clock) -> None:
     assert budget.progress(399) == pytest.approx(0.4, abs=0.01)
 
 
+@pytest.mark.seconds
 def test_resumed_run_replays_the_recorded_progress(tmp_path, budget, clock) -> None:
     progress = train(budget, clock, stop=600)
     clock.now += 10_000  # while the run is stopped
@@ -117,6 +121,7 @@ def test_resumed_run_replays_the_recorded_progress(tmp_path, budget, clock) -> N
     assert len(remaining) == pytest.approx(400, rel=0.05)
 
 
+@pytest.mark.seconds
 def test_segments_are_few(tmp_path, budget, clock) -> None:
     train(budget, clock, step_seconds=0.01)
     assert len(json.loads((tmp_path / BUDGET_FILE).read_text())) <= 202

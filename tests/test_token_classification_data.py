@@ -101,6 +101,7 @@ def test_label_names_do_not_depend_on_the_order_of_sentences() -> None:
         assert label_names(make_tagged_dataset("f", order)) == expected
 
 
+@pytest.mark.seconds
 def test_read_tagged_file_reads_published_files(data_dir: pathlib.Path) -> None:
     counts = {}
     for path in sorted((data_dir / "ner").glob("*/*[dl]")):  # .conll and .annotated

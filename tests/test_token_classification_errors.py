@@ -188,6 +188,7 @@ def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> Non
     check_train_error(refused, models, tmp_path, case_of_task)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("model", "content", "message"),
     [
@@ -225,6 +226,7 @@ def test_evaluate_rejects_labels_of_no_scheme(models, tmp_path, refused) -> None
     assert "Entities need labels such as B-person, I-person and O" in error
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -20,6 +20,7 @@ GOLDEN = np.load(recipe.PATH)
 COUNTERS = [name for name in GOLDEN if len(GOLDEN[name]) > 3]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("counter", COUNTERS)
 def test_count_entities_equals_reference_counts(counter) -> None:
     scheme, _, counter_name = counter.partition(" ")
@@ -65,6 +66,7 @@ def test_count_entities_requires_boundaries_and_type() -> None:
     assert scores == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
 
 
+@pytest.mark.seconds
 @given(st.lists(st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b"]), min_size=1), min_size=1))
 def test_perfect_tags_score_1_and_empty_tags_0(gold) -> None:
     count = sum_counts(count_entities(gold, gold).values())

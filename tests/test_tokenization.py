@@ -23,6 +23,7 @@ def test_load_tokenizer_infers_case_from_the_vocabulary(tmp_path: pathlib.Path) 
     assert load_tokenizer(write(tmp_path / "cased.txt", CASED_TOKENS)).cased
 
 
+@pytest.mark.seconds
 def test_load_tokenizer_keeps_accents_of_the_vocabulary(tmp_path: pathlib.Path, data_dir) -> None:
     hindi = load_tokenizer(write(tmp_path / "hi.txt", [*SPECIAL_TOKENS, "कि", "##ी", "é"]))
     assert isinstance(hindi, WordPieceTokenizer) and not hindi.strip_accents

@@ -156,6 +156,7 @@ def ids_from_file(sentencepiece) -> Callable[[str], list[int]]:
     return lambda text: compiled.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.seconds
 @given(text=TEXTS)
 def test_to_tokenizer_json_keeps_the_ids_of_sentencepiece(
     sentencepiece, ids_from_file, text: str
@@ -170,6 +171,7 @@ def test_to_tokenizer_json_keeps_the_ids_of_prose(sentencepiece, ids_from_file) 
         assert ids_from_file(line) == sentencepiece.encode(line)
 
 
+@pytest.mark.seconds
 def test_export_writes_tokenizer_json_and_its_class(sentencepiece, tmp_path) -> None:
     model = draw_model(BertConfig(300, 1, 8, 1, max_position_embeddings=16), sentencepiece, "mlm")
     huggingface.write(model, tmp_path)

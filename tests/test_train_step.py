@@ -56,6 +56,7 @@ def test_total_loss_is_the_sum_of_the_means_of_terms(params, batch) -> None:
     assert total_loss(sums) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.seconds
 def test_total_loss_counts_a_term_of_weight_zero_as_zero(params, batch) -> None:
     batch["other"] = np.zeros_like(batch["other"])
     _, grads = sums_and_gradient(loss, params, batch, None)

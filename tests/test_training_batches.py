@@ -1,6 +1,7 @@
 """Training batches: every example once an epoch, whatever the steps and processes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_example_cases import SHAPE, draw_examples, examples_in, list_examples, packed_shapes
@@ -9,6 +10,7 @@ from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 
 
+@pytest.mark.seconds
 @settings(deadline=None, max_examples=30)
 @given(
     count=st.integers(1, 40),
@@ -59,6 +61,7 @@ def test_training_batch_depends_on_seed_and_step_alone() -> None:
     assert examples_in(examples, other.batch(19)) != examples_in(examples, late)
 
 
+@pytest.mark.seconds
 @settings(deadline=None)
 @given(count=st.integers(1, 40), shape=packed_shapes, num_processes=st.integers(1, 8))
 def test_process_batches_are_the_parts_of_a_batch(

@@ -54,6 +54,7 @@ def extended(tmp_path_factory) -> pathlib.Path:
     return path
 
 
+@pytest.mark.seconds
 def test_extend_keeps_ids_heads_and_old_rows(extended) -> None:
     old, new = read_model(extended / "old"), read_model(extended / "new")
     assert old.tokenizer and new.tokenizer
@@ -77,6 +78,7 @@ def test_extend_keeps_ids_heads_and_old_rows(extended) -> None:
             assert np.array_equal(larger, array)
 
 
+@pytest.mark.seconds
 def test_extend_embeds_new_tokens_as_the_mean_of_what_they_replace(extended) -> None:
     old, new = read_model(extended / "old"), read_model(extended / "new")
     assert old.tokenizer and new.tokenizer
@@ -91,6 +93,7 @@ def test_extend_embeds_new_tokens_as_the_mean_of_what_they_replace(extended) -> 
             np.testing.assert_allclose(larger[id_], rows[ids].mean(axis=0), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.seconds
 def test_extend_with_normal_embeddings() -> None:
     tokens = [*SPECIAL_TOKENS, "a", *(f"##{char}" for char in "bcdefghijk")]
     config = dataclasses.replace(CONFIG, vocab_size=len(tokens), initializer_range=0.5)
@@ -104,6 +107,7 @@ def test_extend_with_normal_embeddings() -> None:
     assert np.array_equal(word, again.params["encoder"]["embeddings"]["word"][ids])
 
 
+@pytest.mark.seconds
 def test_extend_keeps_the_vectors_of_texts_without_new_tokens(extended) -> None:
     old, new = Model(extended / "old"), Model(extended / "new")
     lines = [line for text in TOPICS for line in text.split("\n") if line.strip()]
@@ -115,6 +119,7 @@ def test_extend_keeps_the_vectors_of_texts_without_new_tokens(extended) -> None:
     assert old.encode(token).tobytes() != new.encode(token).tobytes()
 
 
+@pytest.mark.seconds
 def test_extend_writes_a_tokenizer_that_tokenizers_reads_the_same(extended) -> None:
     new = read_model(extended / "new").tokenizer
     assert new is not None
@@ -127,6 +132,7 @@ def test_extend_writes_a_tokenizer_that_tokenizers_reads_the_same(extended) -> N
     assert len(ids & {*range(1, 100), *range(2000, 2101)}) > 100
 
 
+@pytest.mark.seconds
 def test_extend_reports_tokens_per_word(extended, capsys) -> None:
     command = ["vocab", "--extend", extended / "new", "--input", extended / "text.txt", "--add", 90]
     assert main([*map(str, command), "--output", str(extended / "again"), "--workers", "0"]) == 0
@@ -143,6 +149,7 @@ TEXT = ["--input", "text.txt", "--output", "new"]
 EXTEND = ["--extend", "model", "--add", "3"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -196,6 +203,7 @@ def test_extend_rejects(arguments, message, refused, tmp_path, monkeypatch) -> N
     assert all(before[p].st_mtime_ns == after[p].st_mtime_ns for p in before if p.is_file())
 
 
+@pytest.mark.seconds
 def test_extend_records_model_text_and_tokens_per_word(extended, tmp_path) -> None:
     (change,) = read_model(extended / "new").history
     text = extended / "text.txt"
@@ -215,6 +223,7 @@ def test_extend_writes_what_transformers_names(extended) -> None:
     assert (config["vocab_size"], config["architectures"]) == (2101, ["BertForPreTraining"])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("format_name", ["hf", "bertjax"])
 def test_extend_keeps_the_length_at_which_training_cut_texts(format_name, tmp_path) -> None:
     letters = [*SPECIAL_TOKENS, *"abc", *(f"##{letter}" for letter in "abc")]

@@ -56,6 +56,7 @@ def sentence(error: pytest.ExceptionInfo[InputError]) -> str:
 # ---------------------------------------------------------------- WordPiece
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("size", [300, 1999, 2000, 2001, 4000])
 @pytest.mark.parametrize("cased", [False, True])
 def test_wordpiece_has_the_exact_size(size: int, cased: bool) -> None:
@@ -152,6 +153,7 @@ def test_merge_equals_the_definition(counts: dict[str, int], alphabet: str, room
     assert training._merge(counts, list(alphabet), room) == expected
 
 
+@pytest.mark.seconds
 @given(WORDS)
 def test_wordpiece_error_names_the_largest_size(counts: dict[str, int]) -> None:
     with pytest.raises(
@@ -197,6 +199,7 @@ def test_wordpiece_ignores_words_that_stay_unknown() -> None:
     assert tokens[5:] == ["c", "##c", "a", "##a", "b", "##b", "ab"]
 
 
+@pytest.mark.seconds
 def test_wordpiece_covers_the_text() -> None:
     tokenizer = WordPieceTokenizer(train_wordpiece(LINES, 4000, cased=True), cased=True)
     ids = [i for line in LINES for i in tokenizer.encode(line)]
@@ -231,6 +234,7 @@ def test_sentencepiece_is_exact_and_deterministic(kind: str, cased: bool) -> Non
     assert any(token != token.lower() for token in tokenizer.tokens[5:]) is cased
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_sentencepiece_error_names_the_possible_sizes(kind: str) -> None:
     counts = count_words(FEW_LINES, str.split, lambda word: [word])

@@ -83,6 +83,7 @@ def test_read_rejects_two_encoders_and_names_that_meet(tmp_path) -> None:
         read(path)
 
 
+@pytest.mark.seconds
 def test_read_names_arrays_of_another_kind(tmp_path) -> None:
     path = write_hf(draw(), tmp_path / "hf")
     save(path, {f"layer_{i}": np.zeros(2, np.float32) for i in range(5)})
@@ -91,6 +92,7 @@ def test_read_names_arrays_of_another_kind(tmp_path) -> None:
         read(path)
 
 
+@pytest.mark.seconds
 def test_read_uses_the_bias_of_the_decoder(tmp_path, caplog) -> None:
     path = write_hf(draw("mlm"), tmp_path / "hf")
     arrays = load(path)
@@ -174,6 +176,7 @@ def mutate_weights(path: pathlib.Path, draw: random.Random) -> None:
     (path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+@pytest.mark.seconds
 def test_read_ignores_how_the_directory_was_written(tmp_path) -> None:
     draws = random.Random(0)
     model = draw_classifier(2)

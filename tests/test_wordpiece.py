@@ -82,12 +82,14 @@ def test_real_text_in_twelve_languages_has_the_published_ids(
 TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(TOKENS)).map(" ".join))
 
 
+@pytest.mark.seconds
 @given(TEXTS)
 def test_wordpiece_encode_returns_the_longest_matches(text: str) -> None:
     words = basic_tokenize(text, cased=False, strip_accents=True)
     assert tokens_of(text) == [token for word in words for token in longest_matches(word, TOKENS)]
 
 
+@pytest.mark.seconds
 @given(st.lists(TEXTS.map(lambda text: text.encode(errors="replace").decode())))
 def test_wordpiece_encode_words_equals_encode(words: list[str]) -> None:
     tokenizer = uncased()
@@ -153,6 +155,7 @@ def test_wordpiece_lone_surrogate_is_unknown() -> None:
     assert tokens_of("a \ud800 b\udfffb") == ["a", "[UNK]", "[UNK]"]
 
 
+@pytest.mark.seconds
 def test_wordpiece_cache_is_bounded_and_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
     expected = uncased().encode(text)
