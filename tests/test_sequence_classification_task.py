@@ -206,6 +206,7 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
         entities = [
             (e["word"], e["entity_group"], text.strip()[e["start"] : e["end"]])
             for e in answer["entities"]
+            if e["word"].strip("(),?.")  # [UNK] is in no training text: its tag is random
         ]
         assert entities == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
     long = " ".join(["ra me si"] * 21 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
