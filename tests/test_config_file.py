@@ -159,6 +159,7 @@ def test_json_and_yaml_have_the_fields_of_a_configuration(tmp_path) -> None:
         ("a.yaml", b"steps: [1", r"a\.yaml: is not YAML \("),
         ("a.yaml", b"data: {seed: 1}\nseed: 1\nseed: 2", r"a\.yaml:3: field seed is there twice"),
         ("a.json", b'{"data": {"dir": "a", "dir": "b"}}', r"a\.json: field dir is there twice"),
+        ("a.yaml", b"? [a, b]\n: 1\n? [a, c]\n: 2", r"a\.yaml: is not YAML"),
         ("a.yaml", b"!!python/object/apply:os.getcwd []", r"a\.yaml: is not YAML \(could not det"),
         ("a.yml", b"- steps", r"a\.yml: has no fields"),
         ("a.json", b"\xff", r"a\.json: is not UTF-8"),

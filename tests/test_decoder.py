@@ -193,6 +193,7 @@ def test_greedy_decoding_equals_a_loop_over_the_model(kind: str, options: dict[s
         {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"},
         {"num_beams": 4, "early_stopping": True},
         {"num_beams": 3, "no_repeat_ngram_size": 2, "min_new_tokens": 3, "length_penalty": -1.0},
+        {"num_beams": 2, "length_penalty": -8.0},
     ],
 )
 def test_beam_search_equals_a_loop_over_the_model(kind: str, options: dict[str, Any]) -> None:
@@ -364,6 +365,7 @@ def test_sources_with_other_numbers_share_a_program_and_a_batch(fields: dict[str
         ({"early_stopping": True}, "early_stopping=True: has no effect without num_beams"),
         ({"num_beams": 2, "early_stopping": "soon"}, "early_stopping='soon': unknown"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty=nan: not in"),
+        ({"num_beams": 2, "length_penalty": -10.5}, "length_penalty=-10.5: not in"),
         ({"temperature": 0.5}, "temperature=0.5: has no effect without do_sample=True"),
         ({"do_sample": True, "temperature": 0.0}, "temperature=0.0: not in"),
         ({"do_sample": True, "top_p": 0.0}, "top_p=0.0: not in"),

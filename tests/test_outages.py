@@ -10,6 +10,7 @@ from bertjax.errors import StoppedError
 from bertjax.training import metric_writers, metrics_file
 from bertjax.training.metric_writers import MetricWriters
 from bertjax.training.metrics_file import Metrics, RemoteFile, read_metrics
+from bertjax.workdir.lock import LockLostError
 
 TRAIN: Metrics = {"loss": 7.25, "learning_rate": 1e-4}
 
@@ -45,12 +46,31 @@ def test_outage_of_a_bucket_delays_metrics_and_hides_no_error(
         writers.write(3, "train", TRAIN)
 
 
-def test_nothing_is_read_from_a_bucket_until_metrics_are_flushed(tmp_path: pathlib.Path) -> None:
+def test_a_remote_file_is_written_by_flush_alone_and_never_read() -> None:
     path = mock.MagicMock()
-    path.exists.return_value, path.read_bytes.return_value = True, b"before "
-    file = RemoteFile(path)
+    file = RemoteFile(path, b"before ")
     file.write(b"added")
     assert not path.mock_calls
     for _ in range(2):
         file.flush()
-        path.write_bytes.assert_called_with(b"before added")
+        assert path.mock_calls == [mock.call.write_bytes(b"before added")]
+        path.reset_mock()
+
+
+def test_a_run_that_has_lost_its_workdir_leaves_the_metrics_of_its_successor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (metric_writers, metrics_file):
+        monkeypatch.setattr(module, "is_remote", lambda path: True)
+    displaced, successor = make_writers(tmp_path), make_writers(tmp_path)
+    with pytest.raises(LockLostError), displaced:
+        displaced.write(1, "train", TRAIN)
+        displaced.flush()
+        successor.write(1, "train", TRAIN | {"loss": 3.0})
+        successor.flush()
+        displaced.write(2, "train", TRAIN)
+        raise LockLostError("taken")
+    assert [entry["loss"] for entry in read_metrics(tmp_path)] == [3.0]
+    with successor:
+        successor.write(2, "train", TRAIN)
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 2]

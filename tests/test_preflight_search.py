@@ -25,6 +25,7 @@ class FakeReport:
     fits: bool
     train: SimpleNamespace
     hbm_limit_bytes: int = 100
+    steps: int = 100
     mean_batch_fraction: float = 1.0
 
 
@@ -72,12 +73,19 @@ def test_largest_batch_is_within_one_percent_of_the_limit(
     assert len(tried) == len(set(tried)) <= (6 if curve == "linear" else 20)
 
 
-def test_largest_batch_of_a_ramp_up_need_not_be_a_multiple_of_it(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(20, 100), ("20 steps", 100), ("3 epochs", 353), ("900 examples", 353)]
+)
+def test_largest_batch_of_a_ramp_up_need_not_be_a_multiple_of_it(
+    steps: int | str, expected: int, monkeypatch
+) -> None:
     fake_preflight(monkeypatch, 777, lambda size: 100 if size <= 777 else 1000)
-    config = make_config(batch_size=512, batch_size_rampup=64)
+    config = make_config(batch_size=512, batch_size_rampup=64, steps=steps)
     report = largest_batch(config, Topology("v5e:2x4"), remat=False)
     assert report is not None and 770 <= report.train.per_device_batch_size <= 777
-    assert report.mean_batch_fraction == mean_batch_fraction(config) < 1
+    assert report.mean_batch_fraction == mean_batch_fraction(config)
+    # A run with a ramp-up reads as many examples, with smaller batches.
+    assert report.steps == expected
 
 
 def test_largest_batch_is_none_if_one_sequence_does_not_fit(monkeypatch) -> None:

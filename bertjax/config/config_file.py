@@ -152,6 +152,8 @@ def _yaml_loader() -> Any:
             node = super().compose_mapping_node(anchor)
             names = set[str]()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
                 if (name := str(key.value)) in names:
                     raise _RepeatedKeyError(f":{key.start_mark.line + 1}: field {name}")
                 names.add(name)

@@ -61,7 +61,7 @@ class BertConfig:
     initializer_range: float = field(
         0.02,
         "standard deviation of the initial parameters: a normal, truncated at two deviations "
-        "except in the heads of fine-tuning",
+        "except in the linear heads of fine-tuning",
     )
     attention_init: str = field(
         "normal",

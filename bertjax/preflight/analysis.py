@@ -26,6 +26,7 @@ from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions,
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.generation.sources import program_options
+from data_pipelines.rampup import BatchSizeRampup
 
 _SEP_ID = 0  # stands for any token: no vocabulary is read
 _log = logging.getLogger("bertjax")
@@ -132,7 +133,8 @@ def _make_step_functions(
 
 def mean_batch_fraction(config: Config) -> float:
     """Return the mean batch size over the steps, relative to the full batch."""
-    sizes = config.rampup.batch_sizes  # each lasts for as many steps
+    # Each lasts for as many steps, however many those are.
+    sizes = BatchSizeRampup(config.batch_size, config.batch_size_rampup).batch_sizes
     return sum(sizes) / len(sizes) / sizes[-1]
 
 

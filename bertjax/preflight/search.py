@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from bertjax.config.config import Config
+from bertjax.config.durations import parse_duration
 from bertjax.preflight.analysis import mean_batch_fraction, num_shards_on, preflight
 from bertjax.preflight.report import PreflightReport
 from bertjax.preflight.topology import Topology
@@ -52,7 +53,12 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> PreflightR
         else:
             smallest_failure = multiple
         multiple = _next_try(excess_bytes, largest_fit, smallest_failure)
-    return report and dataclasses.replace(report, mean_batch_fraction=fraction)
+    if report is None:
+        return None
+    # Without the ramp-up, which takes more steps for as many examples.
+    counts_examples = parse_duration("steps", config.steps)[1] in ("epoch", "example")
+    steps = math.ceil(report.steps / fraction) if counts_examples else report.steps
+    return dataclasses.replace(report, steps=steps, mean_batch_fraction=fraction)
 
 
 def _next_try(

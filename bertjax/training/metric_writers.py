@@ -26,6 +26,7 @@ from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
 from bertjax.training.throughput import ThroughputMeter
 from bertjax.training.trackers import Outcome, Tracker
+from bertjax.workdir.lock import LockLostError
 from data_pipelines.paths import is_remote
 
 REMOTE_FLUSH_SECONDS = 60.0
@@ -71,8 +72,7 @@ class MetricWriters:
         if not active:
             return
         workdir.mkdir(parents=True, exist_ok=True)
-        truncate_metrics(workdir, start_step)
-        file = MetricsFile(metrics_path(workdir))
+        file = MetricsFile(metrics_path(workdir), truncate_metrics(workdir, start_step))
         self._terminal = ProgressPrinter(config.total_steps, sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
         self._buffered = [self._tensorboard, file]
@@ -150,9 +150,12 @@ class MetricWriters:
         outcome: Outcome = "failed" if kind else "finished"
         if kind and issubclass(kind, StoppedError | KeyboardInterrupt):
             outcome = "killed"
+        # Another run that has taken the workdir writes the remote files now.
+        lost = kind is not None and issubclass(kind, LockLostError) and self._flush_seconds
         try:
-            for output in self._outputs:
-                output.close()
+            for output in (self._terminal,) if lost else self._outputs:
+                if output:
+                    output.close()
         except Exception as error:
             if not kind:
                 raise

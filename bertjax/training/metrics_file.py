@@ -52,8 +52,8 @@ def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
     ]
 
 
-def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
-    """Remove the lines after `step`, and an unfinished last line.
+def truncate_metrics(workdir: epath.PathLike, step: int) -> bytes:
+    """Remove the lines after `step`, and an unfinished last line; return those that remain.
 
     A run that resumes from the checkpoint of `step` then ends with the same lines as a run without
     interruption. The file is replaced in one move, so a process killed here loses nothing.
@@ -63,28 +63,35 @@ def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
     """
     path = metrics_path(workdir)
     if not path.exists():
-        return
+        return b""
     kept = b"".join(line for line, entry in _finished_lines(path) if entry["step"] <= step)
     if len(kept) != path.stat().length:
         atomic_write_bytes(path, kept)
+    return kept
 
 
 class MetricsFile:
     """A tracker that appends to metrics.jsonl.
 
     On a local disk each line reaches the operating system in one call.
+
+    Args:
+      path: the file.
+      before: its content, which only a file in remote storage needs.
     """
 
-    def __init__(self, path: epath.Path) -> None:
+    def __init__(self, path: epath.Path, before: bytes = b"") -> None:
         self._path, self._file = path, cast(Any, None)  # a rejected run leaves no file
+        self._before = before
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
         """Record the metrics of a split after `step` updates."""
         line = encode_line(step, split, metrics)
         with path_in_errors(self._path):
-            if self._file is None:
-                remote = is_remote(self._path)
-                self._file = RemoteFile(self._path) if remote else open(self._path, "ab", 0)  # noqa: SIM115 (closed by close)
+            if self._file is None and is_remote(self._path):
+                self._file = RemoteFile(self._path, self._before)
+            elif self._file is None:
+                self._file = open(self._path, "ab", 0)  # noqa: SIM115 (closed by close)
             written = self._file.write(line)
         if written != len(line):
             raise OSError(f"{self._path}: the disk is full. Free space on it.")
@@ -104,21 +111,23 @@ class RemoteFile:
     """A file in remote storage, where a file is only ever replaced as a whole.
 
     The storage is out of use until `flush`.
+
+    Args:
+      path: the file.
+      before: its content. It is not read later, when another run may have written the file.
     """
 
-    def __init__(self, path: epath.Path) -> None:
-        self._path, self._before, self._added = path, cast(bytes | None, None), bytearray()
+    def __init__(self, path: epath.Path, before: bytes = b"") -> None:
+        self._path, self._content = path, bytearray(before)
 
     def write(self, data: bytes) -> int:
         """Append to the content in memory, and return the number of bytes."""
-        self._added += data
+        self._content += data
         return len(data)
 
     def flush(self) -> None:
         """Replace the file."""
-        if self._before is None:
-            self._before = self._path.read_bytes() if self._path.exists() else b""
-        self._path.write_bytes(self._before + self._added)
+        self._path.write_bytes(bytes(self._content))
 
     def close(self) -> None:
         """Replace the file a last time."""

@@ -68,10 +68,9 @@ class DecodingOptions:
             raise InputError(
                 f"early_stopping={self.early_stopping!r}: unknown. Use True, False or never."
             )
-        if not abs(self.length_penalty) <= 100:
-            raise InputError(
-                f"length_penalty={self.length_penalty}: not in [-100, 100]. Use 0 to 2."
-            )
+        # Scores remain float32 numbers: 4,096 tokens to the power of 10 are 1e36.
+        if not abs(self.length_penalty) <= 10:
+            raise InputError(f"length_penalty={self.length_penalty}: not in [-10, 10]. Use 0 to 2.")
         if not _LEAST <= self.temperature <= 1 / _LEAST:
             raise InputError(
                 f"temperature={self.temperature}: not in [{_LEAST}, {1 / _LEAST:g}]. Use 0.1 to 2."

@@ -18,7 +18,7 @@ class Generated(NamedTuple):
       tokens: int32 [B, R, G], zero after the end.
       lengths: int32 [B, R], number of tokens, with a last [SEP].
       scores: float32 [B, R], log-probability, in a beam search over the length to the power of
-        `length_penalty`.
+        `length_penalty`; `LOWEST` of a hypothesis without tokens, which was not found.
     """
 
     tokens: Array
@@ -34,7 +34,7 @@ class _Beams(NamedTuple):
       cache: keys and values of their tokens but the last.
       tokens: int32 [B, K, G], those of the open hypotheses.
       scores: float32 [B, K], their log-probabilities, descending.
-      complete: complete hypotheses, scores descending; those not found yet have score `LOWEST`.
+      complete: complete hypotheses, scores descending; those not found yet have score -inf.
       improves: bool [B, 1], whether an open hypothesis may still improve the complete ones.
     """
 
@@ -70,7 +70,9 @@ def beam_search(
     batch_size, _, size = first_logits.shape
 
     def normalize(scores: Array, count: Array) -> Array:
-        return scores / count.astype(jnp.float32) ** of_sources.length_penalty[:, None]
+        # Above -inf, by which a hypothesis is not found.
+        lengths = count.astype(jnp.float32)
+        return jnp.maximum(scores / lengths ** of_sources.length_penalty[:, None], -1e37)
 
     def extend(beams: _Beams, logits: Array) -> tuple[_Beams, Array]:
         """Return the hypotheses with another token, and which beams they continue."""
@@ -94,7 +96,7 @@ def beam_search(
         found = Generated(
             tokens,
             jnp.where(is_new, count, 0),
-            jnp.where(is_new, normalize(scores, count), LOWEST),
+            jnp.where(is_new, normalize(scores, count), -jnp.inf),
         )
         merged = jax.tree.map(lambda *pair: jnp.concatenate(pair, 1), beams.complete, found)
         best = jax.lax.top_k(merged.scores, num_beams)[1]
@@ -106,7 +108,7 @@ def beam_search(
             longest = count
         hope = normalize(open_scores[:, :1], jnp.broadcast_to(longest, (batch_size, 1)))
         is_full = jnp.all(complete.lengths > 0, axis=1, keepdims=True)
-        worst = jnp.where(is_full, complete.scores[:, -1:], LOWEST)
+        worst = jnp.where(is_full, complete.scores[:, -1:], -jnp.inf)
         improves = beams.improves & is_open & (hope > worst)
         if options.early_stopping is True:
             improves &= ~is_full
@@ -129,7 +131,7 @@ def beam_search(
     empty = Generated(
         tokens,
         jnp.zeros((batch_size, num_beams), jnp.int32),
-        jnp.full((batch_size, num_beams), LOWEST),
+        jnp.full((batch_size, num_beams), -jnp.inf),
     )
     # One hypothesis for now: its copies would yield the same candidates.
     scores = jnp.where(jnp.arange(num_beams) == 0, 0.0, LOWEST) * jnp.ones((batch_size, 1))
@@ -141,7 +143,8 @@ def beam_search(
     complete = jax.lax.while_loop(continues, search_step, beams).complete
     best = jax.tree.map(lambda x: x[:, : options.num_return_sequences], complete)
     is_token = jnp.arange(max_length) < best.lengths[..., None]
-    return best._replace(tokens=jnp.where(is_token, best.tokens, 0))
+    scores = jnp.where(best.lengths > 0, best.scores, LOWEST)
+    return best._replace(tokens=jnp.where(is_token, best.tokens, 0), scores=scores)
 
 
 def select(x: Array, beams: Array) -> Array:
