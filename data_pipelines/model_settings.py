@@ -138,7 +138,7 @@ _CONFIG = {
     **_settings(
         "honored",
         "attention_probs_dropout_prob initializer_range is_decoder bertjax_decoder "
-        "bertjax_label_sets",
+        "bertjax_label_sets bertjax_inference",
     ),
     **_settings("honored", "id2label label2id num_labels problem_type tie_word_embeddings"),
     "position_embedding_type": _rejected("Give a model with absolute positions.", "absolute"),

@@ -39,6 +39,22 @@ def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[st
     return list(predictor.predict(predictor.pipeline.parse_lines(lines), 64))
 
 
+def assert_equal_answers(answer: Any, other: Any, tolerance: float = 1e-5) -> None:
+    """Check that two answers differ at most in the last digits of numbers."""
+    if isinstance(answer, float):
+        assert other == pytest.approx(answer, abs=tolerance)
+    elif isinstance(answer, dict):
+        assert answer.keys() == other.keys()
+        for name in answer:
+            assert_equal_answers(answer[name], other[name], tolerance)
+    elif isinstance(answer, list):
+        assert len(answer) == len(other)
+        for values in zip(answer, other, strict=True):
+            assert_equal_answers(*values, tolerance)
+    else:
+        assert answer == other
+
+
 def write_evaluation(
     directory: pathlib.Path, config: dict, scores: dict[str, float], **files: object
 ) -> None:

@@ -122,6 +122,11 @@ DIRECTORIES: dict[str, tuple[str, Change]] = {  # format and change
     "arrays without files": ("bertjax", lambda path: shutil.rmtree(path / "params" / "d")),
     "no arrays": ("bertjax", lambda path: shutil.rmtree(path / "params")),
     "code of its own": ("hf", update("config.json", auto_map={"AutoModel": "hostile_module.X"})),
+    "settings nested": ("hf", update("config.json", bertjax_inference={"task": {}})),
+    "settings with code": (
+        "hf",
+        update("config.json", bertjax_inference={"task": "hostile_module:Task", "init": "/dev/x"}),
+    ),
     "linked to itself": ("hf", link("config.json", "config.json")),
 }
 
@@ -210,7 +215,7 @@ def test_hostile_directory(
         assert len(str(error)) <= 500 and str(error).isprintable()
     else:
         # Settings that are not read, or have no effect.
-        assert name in ("code of its own",)
+        assert name in ("code of its own", "settings with code")
     outside = ("/dev/", "/etc/passwd", "outside", "hostile_module")
     assert not [event for event in opened if event.startswith(outside[:2])]
     assert not [event for event in opened if event.endswith(outside[2:])]

@@ -52,6 +52,7 @@ HONORED: dict[str, dict[str, Any]] = {
         **{"id2label": LABELS, "num_labels": 3, "tie_word_embeddings": False},
         **{"label2id": {"good": 1, "bad": 0}, "bertjax_decoder": "prefix"},
         "bertjax_label_sets": {"sequence_classification": ["c", "d"]},
+        "bertjax_inference": {"task": "sequence_classification", "data": {"truncation": "tail"}},
         **{
             field.name: 0.25 if isinstance(getattr(CONFIG, field.name), float) else 1
             for field in dataclasses.fields(CONFIG)
@@ -147,6 +148,7 @@ def outcome(base, caplog) -> Iterator[Outcome]:
             shown = repr(
                 (
                     *(model.config, sorted(model.params), model.labels, model.problem_type),
+                    model.inference,
                     *(model.tokenizer.fingerprint(), find_pooling_config(base)),
                     vars(model.tokenizer)["max_input_chars_per_word"],
                 )

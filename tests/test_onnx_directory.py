@@ -13,7 +13,7 @@ import toy_tasks
 from exported_models import draw_batches
 from model_files import write_hf
 from random_models import draw_model
-from run_outputs import answers_of
+from run_outputs import answers_of, assert_equal_answers
 from test_interface import ARGUMENTS, LABELS, SHAPE, call, write_model
 
 import bertjax
@@ -50,21 +50,6 @@ def draw_inputs(method: str) -> list[Any]:
     if method == "choose":
         return [{"context": "ba", "choices": [" ".join(text.split()[:4]), "me"]} for text in texts]
     return [f"[MASK] {text} [MASK]" for text in texts] if method == "fill_mask" else texts
-
-
-def assert_equal_answers(answer: Any, other: Any, tolerance: float = 1e-5) -> None:
-    if isinstance(answer, float):
-        assert other == pytest.approx(answer, abs=tolerance)
-    elif isinstance(answer, dict):
-        assert answer.keys() == other.keys()
-        for name in answer:
-            assert_equal_answers(answer[name], other[name], tolerance)
-    elif isinstance(answer, list):
-        assert len(answer) == len(other)
-        for values in zip(answer, other, strict=True):
-            assert_equal_answers(*values, tolerance)
-    else:
-        assert answer == other
 
 
 @pytest.mark.slow

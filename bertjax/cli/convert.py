@@ -123,8 +123,9 @@ def _convert(args: argparse.Namespace) -> None:
         )
     exports = format_name == "bertjax" and args.to != format_name
     calibration = read_checkpoint(args.source, read_calibration) if exports else {}
-    if calibration:
-        print(f"{args.target}: its format has no place for {', '.join(calibration)}.")
+    if calibration and not model.inference:
+        names = ", ".join(calibration)
+        print(f"{args.target} lacks {names}: its task is not imported, or stores no settings.")
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: add vocab.txt and convert again.")
     if model.unexpected_keys:

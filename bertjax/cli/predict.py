@@ -216,8 +216,10 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
     from bertjax.inference.output_records import InputProblems
     from bertjax.inference.output_shards import InputFile, Shard, ShardsWriter
     from bertjax.inference.predictor import Predictor, open_model
+    from bertjax.tasks.inference_settings import make_settings
     from bertjax.tasks.input_lines import InvalidInput
     from bertjax.tasks.pipeline import PredictInput
+    from bertjax.tasks.registry import find_task
     from bertjax.workdir.lock import WorkdirLock
     from data_pipelines.paths import atomic_write
 
@@ -242,7 +244,10 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
             lock.check()
         return InputProblems(num_invalid=written.num_invalid, first_error=written.first_error)
 
+    task = find_task(predictor.config.task)
+    stored = make_settings(task, predictor.config, predictor.pipeline.calibration)
     settings = {
+        **(stored.fields if stored else {}),  # a digest of a published model is of its parameters
         "model": model.digest,
         "vocabulary": predictor.pipeline.tokenizer.fingerprint(),
         "return_all_scores": args.return_all_scores,

@@ -14,6 +14,7 @@ from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats import encoder_decoder
 from bertjax.formats.detection import BERT_CONFIG_FILE, WEIGHTS
+from bertjax.formats.inference_settings import KEY, parse_settings
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.formats.weights import read_weights
@@ -152,6 +153,7 @@ def finish_model(
     """
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
+    file = path / (CONFIG_NAME if (path / CONFIG_NAME).exists() else BERT_CONFIG_FILE)
     if config.has_cross_attention:
         encoder_decoder.check_start_token(config_dict, tokenizer, path)
     model = NumpyModel(
@@ -161,6 +163,7 @@ def finish_model(
         unexpected_keys,
         max_seq_length=read_max_length(path),
         history=tuple(config_dict.get(_HISTORY) or ()),
+        inference=parse_settings(config_dict, file),
     )
     head = model.labeled_head
     if head is None:
@@ -291,14 +294,15 @@ def write_config(model: NumpyModel, path: epath.Path) -> None:
 
 
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:
-    """Return config.json of a model: architecture, class, labels and history."""
-    history = {_HISTORY: list(model.history)} if model.history else {}
+    """Return config.json of a model: architecture, class, labels, history, inference settings."""
+    run: dict[str, Any] = {_HISTORY: list(model.history)} if model.history else {}
+    run |= {KEY: model.inference.to_object()} if model.inference else {}
     if model.config.has_cross_attention:
         bert = bert_config_dict(dataclasses.replace(model.config, decoder=""))
-        return encoder_decoder.to_config_dict(bert, model.tokenizer) | history
+        return encoder_decoder.to_config_dict(bert, model.tokenizer) | run
     name = model.head.architecture if model.head else "BertModel"
     fields = bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
-    fields |= history
+    fields |= run
     return fields | ({"pad_token_id": model.tokenizer.pad_id} if model.tokenizer else {})
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from bertjax.formats.inference_settings import InferenceSettings
 from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS, Head, check_modules_known
@@ -84,6 +85,7 @@ class NumpyModel:
       pooling: how an encoder of sentence-transformers embeds texts; None for another model.
       history: what made the parameters, as far as it is known: a line for each run and each change,
         the oldest first.
+      inference: settings of its run that change answers; None if unknown.
     """
 
     config: BertConfig
@@ -95,6 +97,7 @@ class NumpyModel:
     max_seq_length: int | None = None
     pooling: PoolingConfig | None = None
     history: tuple[str, ...] = ()
+    inference: InferenceSettings | None = None
 
     @property
     def max_text_length(self) -> int:

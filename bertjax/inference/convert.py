@@ -26,6 +26,7 @@ from bertjax.model.heads import PROJECTION
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.workdir.draft import new_directory
+from bertjax.workdir.run_record import CALIBRATION_FILE
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
@@ -169,5 +170,7 @@ def _write_metadata(source: _Source, path: epath.Path) -> None:
     atomic_write_text(path / "config.json", json.dumps(config, indent=1))
     if model.labels:
         write_labels(path, model.labels)
+    if calibration := registry.infer_calibration(model):
+        atomic_write_text(path / CALIBRATION_FILE, json.dumps(calibration))
     if model.tokenizer is not None:
         model.tokenizer.save(path)

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,12 @@ class OnnxModel:
       bert_config: configuration of the encoder.
       tokenizer: its tokenizer.
       labels: label names of its classifier; empty without one.
-      calibration: empty; an export has none.
+      calibration: calibration of the checkpoint that was exported; may be empty.
       parts: "encoder" and the heads.
 
     Raises:
       InputError: a file is missing or damaged, or onnxruntime is not installed.
     """
-
-    calibration: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, path: epath.PathLike) -> None:
         check_installed(f"{path}: an ONNX model", "onnxruntime", install="'bertjax[onnx]'")
@@ -71,6 +68,7 @@ class OnnxModel:
         self._model = with_pooling(model, self.path)
         self.bert_config, self.labels = self._model.config, self._model.labels
         self.tokenizer, self.parts = self._model.tokenizer, tuple(params)
+        self.calibration: Mapping[str, float] = registry.infer_calibration(self._model)
 
     def config(self) -> Config:
         """Return a configuration that could have made the model.

@@ -9,12 +9,16 @@ from bertjax.config.loading import read_config, read_config_dict
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
+from bertjax.tasks.inference_settings import make_settings
 from bertjax.workdir.model_history import read_history
+from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 
 
 def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
-    """Return the model of a checkpoint, with its task's heads and text length, and its history.
+    """Return the model of a checkpoint, with what its task and its run add.
+
+    That is the heads, the text length, the history and the settings for `bertjax_inference`.
 
     Raises:
       InputError: the checkpoint is damaged; see `bertjax.formats.loading.read_model`.
@@ -22,7 +26,11 @@ def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
     registry.register_heads(checkpoint)
     model = read_model(checkpoint, "bertjax")
     length = read_config_dict(checkpoint / "config.json").get("max_seq_length")
+    calibration, settings = read_calibration(checkpoint), None
     with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
         config = read_config(checkpoint / "config.json", registry.data_fields())
-        length = registry.find_task(config.task).max_text_length(config)
-    return dataclasses.replace(model, max_seq_length=length, history=read_history(checkpoint))
+        task = registry.find_task(config.task)
+        length = task.max_text_length(config)
+        settings = make_settings(task, config, calibration)
+    history = read_history(checkpoint)
+    return dataclasses.replace(model, max_seq_length=length, history=history, inference=settings)

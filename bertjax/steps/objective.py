@@ -118,6 +118,9 @@ class Objective(abc.ABC):
         """
         return False
 
+    def check_lengths(self) -> None:  # noqa: B027 (those of most tasks fit)
+        """Raise InputError if lengths and strides of inputs do not fit each other."""
+
     @property
     def generates(self) -> bool:
         """True if models of the task generate texts."""

@@ -160,6 +160,7 @@ class FinetuningTask(Task):
     """
 
     objective_class: ClassVar[type[FinetuningObjective]]
+    INFERENCE_FIELDS: ClassVar[tuple[str, ...]] = ("max_seq_length",)
     objective: FinetuningObjective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:

@@ -48,6 +48,7 @@ from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
+_MIN_CHOICE_LENGTH = 5  # a token each of context and choice, [CLS], two [SEP]
 
 
 class MultipleChoiceObjective(FinetuningObjective):
@@ -63,6 +64,11 @@ class MultipleChoiceObjective(FinetuningObjective):
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
         check_type_vocab_size(config.model, "context and choice")
+        if (length := config.data["max_choice_length"]) < _MIN_CHOICE_LENGTH:
+            raise InputError(
+                f"data.max_choice_length={length}: no room for context and choice. Use at least "
+                f"{_MIN_CHOICE_LENGTH}."
+            )
 
     @property
     def sequence_shape(self) -> PackedShape:
@@ -158,6 +164,7 @@ class MultipleChoiceTask(FinetuningTask):
             128, "tokens of a context with one choice; the longer text loses tokens first"
         )
     }
+    INFERENCE_FIELDS = ("max_seq_length", "data.max_choice_length")
     primary_metrics = ("accuracy",)
 
     @classmethod

@@ -21,6 +21,7 @@ from bertjax.config.user_functions import add_current_directory
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.heads import HEADS
 from bertjax.steps.objective import Objective
+from bertjax.tasks.inference_settings import apply_settings, find_calibration
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
@@ -158,7 +159,9 @@ def _known_names() -> list[str]:
 
 
 def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
-    """Return a configuration for a model that was not trained by bertjax, chosen by its heads.
+    """Return a configuration for a model in another format, chosen by its heads.
+
+    It has the settings of the run that an export stores for the same task.
 
     Args:
       model: the model.
@@ -166,18 +169,37 @@ def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
         has imported.
 
     Raises:
-      InputError: no task has a model with these heads.
+      InputError: no task has a model with these heads, or its settings are invalid.
     """
-    for name in _known_names() if task_name is None else [task_name]:
+    config = _infer_config(model, _known_names() if task_name is None else [task_name])
+    if config is None:
+        raise InputError(
+            f"model with {', '.join(model.params)}: no task has these heads. Add --task "
+            "MODULE:CLASS of its task, or import its module."
+        )
+    return config
+
+
+def _infer_config(model: NumpyModel, names: Iterable[str]) -> Config | None:
+    """Return the configuration of the first task that has the heads of a model, or None."""
+    for name in names:
         task = find_task(name)
         fields = task.config_for_model(model)
         if fields is not None:
             data = {**data_fields()[name], **fields.get("data", {})}
-            return Config(name, model=model.config, **{**fields, "data": data})
-    raise InputError(
-        f"model with {', '.join(model.params)}: no task has these heads. Add --task MODULE:CLASS "
-        "of its task, or import its module."
-    )
+            config = Config(name, model=model.config, **{**fields, "data": data})
+            return apply_settings(config, task, model)
+    return None
+
+
+def infer_calibration(model: NumpyModel) -> dict[str, float]:
+    """Return the calibration of a model in another format; empty without one.
+
+    Raises:
+      InputError: the settings of the model are invalid.
+    """
+    config = _infer_config(model, _known_names()) if model.inference else None
+    return find_calibration(config, find_task(config.task), model) if config else {}
 
 
 def data_fields(imports_task: bool = False) -> Mapping[str, Mapping[str, Any]]:

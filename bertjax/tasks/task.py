@@ -90,6 +90,9 @@ class Task(abc.ABC):
       objective_class: type of `objective`.
       pipeline_classes: pipelines of the task's models; see `pipeline_class`.
       DATA_FIELDS: fields of the configuration's `data`, each a `data_pipelines.fields.field`.
+      INFERENCE_FIELDS: dotted fields of the configuration that change answers, such as
+        "data.doc_stride". Exports store them, and `decoding`, `extraction` and the calibration;
+        without any field they store nothing.
       primary_metrics: metrics that are averaged over several eval sets; the first ranks runs.
       calibration: scores that the pipeline uses, such as a threshold; a checkpoint has them.
 
@@ -116,6 +119,7 @@ class Task(abc.ABC):
     objective_class: ClassVar[type[Objective]]
     pipeline_classes: ClassVar[tuple[type[Pipeline[Any]], ...]]
     DATA_FIELDS: ClassVar[Mapping[str, Field]]
+    INFERENCE_FIELDS: ClassVar[tuple[str, ...]] = ()
     primary_metrics: tuple[str, ...] = ()
     calibration: tuple[str, ...] = ()
     objective: Objective

@@ -92,7 +92,7 @@ class PretrainedModel:
       bert_config: configuration of the encoder.
       tokenizer: None for a published model without a vocabulary.
       labels: label names of its classifier; empty without one.
-      calibration: calibration of the checkpoint; empty without one.
+      calibration: calibration of the checkpoint, or of the one that was exported; may be empty.
       history: see `NumpyModel.history`.
 
     Raises:
@@ -116,6 +116,7 @@ class PretrainedModel:
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
             self.history = self._published.history
+            self.calibration = registry.infer_calibration(self._published)
 
     def _open_checkpoint(self, path: epath.Path) -> tuple[BertConfig, Any]:
         """Read everything but the parameters; return the model's configuration and shapes."""

@@ -112,7 +112,7 @@ def _compare_answers(
     checkpoint: epath.PathLike, graph: epath.PathLike, read: ReadInputs
 ) -> Comparison:
     predictor = Predictor(checkpoint)
-    # The pipeline of the model: an export has no calibration, and might cut texts elsewhere.
+    # The pipeline of the model: answers may differ by the weights alone.
     pipeline = predictor.pipeline
     inputs, run = _read(read, pipeline), OnnxModel(graph).run_function(pipeline.objective)
     chunks = itertools.groupby(enumerate(inputs), lambda pair: pair[0] // pipeline.max_batch_inputs)

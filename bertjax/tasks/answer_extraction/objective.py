@@ -12,6 +12,7 @@ from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.question_answering.answer_spans import (
     MAX_ANSWER_LENGTH,
+    check_doc_stride,
     span_targets,
 )
 
@@ -28,6 +29,10 @@ class AnswerExtractionObjective(FinetuningObjective):
         self.heads = (SCORERS[scorer],)  # whose names the superclass checks
         super().__init__(config, batch_size_multiple)
         self.eval_outputs = (f"{SCORERS[scorer]}_logits",)
+
+    def check_lengths(self) -> None:
+        """Raise InputError if windows would skip tokens."""
+        check_doc_stride(self.config.max_seq_length, self.config.data["doc_stride"])
 
     @property
     def extracts_answers(self) -> bool:

@@ -58,6 +58,7 @@ class AnswerExtractionTask(FinetuningTask):
         ),
         "doc_stride": field(128, "tokens of the passage between the starts of two windows"),
     }
+    INFERENCE_FIELDS = ("max_seq_length", "data.doc_stride")
     primary_metrics = (*RECALLS,)
 
     @staticmethod

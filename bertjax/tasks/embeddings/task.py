@@ -43,6 +43,7 @@ class EmbeddingsTask(FinetuningTask):
     pipeline_classes = (EmbeddingsPipeline,)
     objective: TrainedEmbeddingsObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    INFERENCE_FIELDS = ()  # the formats of sentence-transformers have the settings
     primary_metrics: tuple[str, ...] = ("spearman", "accuracy", "pearson", "loss")
     read_sets = staticmethod(read_sets)
 

@@ -52,6 +52,7 @@ class GenerationTask(FinetuningTask):
             "`bleu` and `rouge_l`; 0 for none, -1 for all",
         ),
     }
+    INFERENCE_FIELDS = ("max_seq_length", "data.max_target_length")
     primary_metrics = ("mlm_perplexity", *TEXT_SCORES)
 
     @staticmethod

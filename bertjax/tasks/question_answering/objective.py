@@ -79,6 +79,10 @@ class QuestionAnsweringObjective(FinetuningObjective):
             self.config.max_seq_length, data["doc_stride"], data["max_query_length"]
         )
 
+    def check_lengths(self) -> None:
+        """Raise InputError if windows would skip tokens, or questions have none."""
+        self.window_options  # noqa: B018 (checks itself)
+
     @property
     def sequence_shape(self) -> PackedShape:
         """Tokens and examples that a sequence holds at most."""

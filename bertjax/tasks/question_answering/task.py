@@ -70,6 +70,10 @@ class QuestionAnsweringTask(FinetuningTask):
         ),
         "max_query_length": field(64, "tokens of a question; longer questions are truncated"),
     }
+    INFERENCE_FIELDS = (
+        "max_seq_length",
+        *("data.version", "data.null_score", "data.doc_stride", "data.max_query_length"),
+    )
     primary_metrics = ("exact", "f1")
 
     @staticmethod

@@ -45,6 +45,7 @@ class SequenceClassificationTask(FinetuningTask):
     pipeline_classes = (SequenceClassificationPipeline,)
     objective: SequenceClassificationObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    INFERENCE_FIELDS = ("max_seq_length", "data.truncation")
     primary_metrics: tuple[str, ...] = (
         "accuracy",
         "f1",

@@ -103,6 +103,16 @@ def group_answers(questions: Sequence[Question]) -> tuple[list[Passage], int]:
     return [Passage(text, tuple(answers)) for text, answers in passages.items()], num_missing
 
 
+def check_doc_stride(max_seq_length: int, doc_stride: int) -> None:
+    """Raise InputError if windows of passages with this stride would skip tokens."""
+    num_tokens = max_seq_length - _NUM_SPECIAL_TOKENS
+    if not 0 < doc_stride <= num_tokens:
+        raise InputError(
+            f"doc_stride={doc_stride}: windows would skip tokens. It must be at least 1 and at "
+            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {num_tokens}. Change one of them."
+        )
+
+
 def make_span_windows(
     passages: Sequence[Passage],
     tokenizer: Tokenizer,
@@ -122,12 +132,8 @@ def make_span_windows(
     Raises:
       InputError: windows would skip tokens.
     """
+    check_doc_stride(max_seq_length, doc_stride)
     num_tokens = max_seq_length - _NUM_SPECIAL_TOKENS
-    if not 0 < doc_stride <= num_tokens:
-        raise InputError(
-            f"doc_stride={doc_stride}: windows would skip tokens. It must be at least 1 and at "
-            f"most max_seq_length - {_NUM_SPECIAL_TOKENS} = {num_tokens}. Change one of them."
-        )
     parts: list[np.ndarray] = []  # int32 [3, tokens]: ids, boundaries, answer lengths
     rows: list[tuple[int, int, int]] = []
     num_long = 0
