@@ -6,16 +6,7 @@ import pytest
 
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 
-CONFIG = BertConfig(
-    vocab_size=120,
-    num_hidden_layers=2,
-    hidden_size=32,
-    num_attention_heads=4,
-    intermediate_size=96,
-    max_position_embeddings=40,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CONFIG = BertConfig(120, 2, 32, 4, intermediate_size=96)
 
 
 @pytest.mark.parametrize(
