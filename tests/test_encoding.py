@@ -143,7 +143,7 @@ def test_invalid_truncations_and_lengths_are_rejected() -> None:
             check_truncation(truncation, True)
     for pairs, max_seq_length in ((None, 2), (["b"], 4)):
         with pytest.raises(
-            InputError, match=f"max_seq_length={max_seq_length}: no room for text. Raise"
+            InputError, match=f"max_seq_length={max_seq_length}: no space for text. Raise"
         ):
             encode_texts(
                 SequenceClassificationDataset("it", ["x"], ["a"], pairs),

@@ -321,14 +321,14 @@ INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {  # changes of an export
     ],
     "sequence_classification": [
         ({"data.truncation": "middle"}, "data.truncation='middle': unknown"),
-        ({"max_seq_length": 2}, "max_seq_length=2: no room for text"),
+        ({"max_seq_length": 2}, "max_seq_length=2: no space for text"),
     ],
     "generation": [
         ({"data.max_target_length": 89}, "data.max_target_length=89: leaves no space"),
         ({"decoding.num_beams": 10**9}, "num_beams=1000000000: too many"),
         ({"decoding.num_beams": "four"}, "decoding.num_beams='four': is of type str"),
     ],
-    "multiple_choice": [({"data.max_choice_length": 4}, "data.max_choice_length=4: no room")],
+    "multiple_choice": [({"data.max_choice_length": 4}, "data.max_choice_length=4: no space")],
 }
 
 

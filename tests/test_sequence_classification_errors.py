@@ -227,7 +227,7 @@ CASES = {
     ),
     "a row too short for any text": (
         {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification max_seq_length=2",
-        "max_seq_length=2: no room for text. Raise it",
+        "max_seq_length=2: no space for text. Raise it",
     ),
 }  # fmt: skip
 

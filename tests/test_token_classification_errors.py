@@ -177,7 +177,7 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
         FILES, "context=page", "data.context='page': unknown context. Choose sentence or document.",
     ),
     "a row too short for any word": (FILES, " max_seq_length=2",
-    "max_seq_length=2: no room for words. Raise it."),
+    "max_seq_length=2: no space for words. Raise it."),
 }  # fmt: skip
 
 

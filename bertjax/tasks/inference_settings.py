@@ -80,7 +80,7 @@ def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Confi
             result = _override(config, {n: fields[n] for n in fields.keys() - derived})
         task.objective_class(result).check_lengths()
         if length < _MIN_TEXT_LENGTH and not is_edited:
-            raise InputError(f"max_seq_length={length}: no room for text. Raise it.")
+            raise InputError(f"max_seq_length={length}: no space for text. Raise it.")
     except InputError as error:
         text = str(error)
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -66,7 +66,7 @@ class MultipleChoiceObjective(FinetuningObjective):
         check_type_vocab_size(config.model, "context and choice")
         if (length := config.data["max_choice_length"]) < _MIN_CHOICE_LENGTH:
             raise InputError(
-                f"data.max_choice_length={length}: no room for context and choice. Use at least "
+                f"data.max_choice_length={length}: no space for context and choice. Use at least "
                 f"{_MIN_CHOICE_LENGTH}."
             )
 

@@ -29,7 +29,7 @@ from data_pipelines.errors import InputError
 
 _MAX_COMPILATIONS = 3  # step functions compiled in search of a fix
 _USABLE_FRACTION = 0.9  # of the limit, which differs a little between runs
-_FRAGMENTATION_FACTOR = 0.8  # of the memory of a step that once found no room
+_FRAGMENTATION_FACTOR = 0.8  # of the memory of a step that once found no space
 _COMPILE_ADDRESS_BYTES = 3 * GIB // 2  # XLA ends the process without a message if it gets less
 _log = logging.getLogger("bertjax")
 

@@ -71,7 +71,7 @@ def encode_texts(
     num_texts = 1 if data.text_pairs is None else 2  # of an example
     room = max_seq_length - (num_texts + 1)  # [CLS], and [SEP] after each text
     if room < num_texts:
-        raise InputError(f"max_seq_length={max_seq_length}: no room for text. Raise it.")
+        raise InputError(f"max_seq_length={max_seq_length}: no space for text. Raise it.")
     rows: list[list[int]] = []
     prefix_lengths: list[int] = []
     text_indices: list[int] = []

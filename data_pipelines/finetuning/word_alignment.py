@@ -72,7 +72,7 @@ def encode_tagged_words(
         )
     room = max_seq_length - 2
     if room < 1:
-        raise InputError(f"max_seq_length={max_seq_length}: no room for words. Raise it.")
+        raise InputError(f"max_seq_length={max_seq_length}: no space for words. Raise it.")
     ids: list[int] = []
     lengths: list[int] = []
     first_tokens: list[np.ndarray] = []

@@ -6,7 +6,7 @@ The procedure follows the paper (section A.2), but truncates nothing. For each d
    is a uniform integer from 2 to that number.
 2. Sentences form a chunk until it reaches the target or the document ends. Tokens beyond the room
    start the next chunk. If fewer than `MIN_CHUNK_TOKENS` tokens of the document would remain, the
-   chunk takes them too. Where there is no room for them, it leaves its last sentence to the next.
+   chunk takes them too. Where there is no space for them, it leaves its last sentence to the next.
 3. A is the first sentences of the chunk. Their number is uniform among those that leave a B. A
    partial sentence shorter than `MIN_CHUNK_TOKENS` is never A or B alone.
 4. B is the remaining sentences of the chunk. With probability one half, B is random instead: it

@@ -68,7 +68,7 @@ class EmbeddingOptions:
                 f"normalize=True: level={self.level} has no such option. Leave it out."
             )
         if self.max_seq_length < 3:
-            raise InputError(f"max_seq_length={self.max_seq_length}: no room for text. Raise it.")
+            raise InputError(f"max_seq_length={self.max_seq_length}: no space for text. Raise it.")
 
 
 def check_pooling(field: str, mode: str, model: BertConfig) -> None:
