@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -226,6 +227,28 @@ def test_pretraining_and_embeddings_store_no_settings(task: str, tmp_path) -> No
     assert object_of(tmp_path / "hf") is None
 
 
+def test_left_to_right_model_stores_its_decoding(tmp_path) -> None:
+    fields = {"data": {"objective": "clm"}, "decoding": {"num_beams": 4}}
+    shape = {"direction": "left_to_right"}
+    run = write_run(tmp_path / "run", "pretraining", ("mlm",), shape, fields)
+    convert(run, tmp_path / "hf", "bertjax", "hf")
+    assert object_of(tmp_path / "hf") == {"task": "pretraining", "decoding": {"num_beams": 4}}
+    assert open_model(tmp_path / "hf").config().decoding.num_beams == 4
+
+
+def test_settings_of_a_directory_that_transformers_has_saved_are_not_read(
+    exports, tmp_path, caplog
+) -> None:
+    """Its `Trainer` keeps them beside other parameters."""
+    shutil.copytree(exports["question_answering"], tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    text = json.dumps(config | {"transformers_version": "4.57.0"})
+    (tmp_path / "saved" / "config.json").write_text(text)
+    model = open_model(tmp_path / "saved")
+    assert model.config().data["version"] == 1 and not model.calibration
+    assert "transformers has saved this file" in caplog.text
+
+
 def test_convert_prints_no_calibration_that_it_keeps(runs, tmp_path, capsys) -> None:
     run = str(runs["question_answering"])
     assert main(["convert", "--to", "hf", run, str(tmp_path / "hf")]) == 0
@@ -419,7 +442,7 @@ def test_task_of_a_user_names_its_fields(tmp_path) -> None:
     assert object_of(tmp_path / "hf") == {"task": NAME, "data": {"mode": "loud"}}
     model = read_model(tmp_path / "hf")
     assert registry.infer_config(model, NAME).data["mode"] == "loud"
-    assert registry.infer_config(model).data.get("mode") is None  # of the built-in task
+    assert registry.infer_config(model).data["mode"] == "loud"  # an imported task of its run
 
 
 class LoudTask(SequenceClassificationTask):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
 from data_pipelines.schema import check_schema
 
 KEY = "bertjax_inference"
@@ -69,6 +70,13 @@ def parse_settings(config_dict: Mapping[str, Any], file: epath.Path) -> Inferenc
                 if not name.isidentifier() or len(name) > _MAX_NAME_LENGTH:
                     raise InputError(f"{file}: {KEY}: {name[:40]!r} is no name of a field. {FIX}")
     check_schema(f"{file}: ", config_dict, {KEY: _SCHEMA}, FIX)
+    if "transformers_version" in config_dict:
+        message = (
+            f"{file}: transformers has saved this file, maybe after more training: {KEY} is not "
+            "read. Remove transformers_version to read it."
+        )
+        warn_once((str(file), KEY), message)
+        return None
     fields = {name: content[name] for name in content.keys() - {"task", *_SECTIONS}}
     for section in _SECTIONS:
         fields |= {f"{section}.{name}": x for name, x in (content.get(section) or {}).items()}

@@ -24,15 +24,13 @@ _MAX_NAMES = 5  # unknown fields that a warning names
 def make_settings(
     task: type[Task], config: Config, calibration: Mapping[str, float]
 ) -> InferenceSettings | None:
-    """Return the settings of a run for its exports; None if its task stores none.
+    """Return the settings of a run for its exports; None if there are none.
 
     Args:
       task: class of the task.
       config: configuration of the run.
       calibration: calibration of the checkpoint.
     """
-    if not task.INFERENCE_FIELDS:
-        return None
     values: Any = config.to_dict()
     fields = {
         name: functools.reduce(operator.getitem, name.split("."), values)
@@ -43,7 +41,8 @@ def make_settings(
         for item in dataclasses.fields(getattr(config, section)):
             if (value := values[section][item.name]) != item.default:
                 fields[f"{section}.{item.name}"] = value
-    return InferenceSettings(config.task, fields)
+    fields = {name: value for name, value in fields.items() if value is not None}  # the defaults
+    return InferenceSettings(config.task, fields) if fields else None
 
 
 def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Config:

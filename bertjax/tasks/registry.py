@@ -181,8 +181,12 @@ def infer_config(model: NumpyModel, task_name: str | None = None) -> Config:
 
 
 def _infer_config(model: NumpyModel, names: Iterable[str]) -> Config | None:
-    """Return the configuration of the first task that has the heads of a model, or None."""
-    for name in names:
+    """Return the configuration of the first task that has the heads of a model, or None.
+
+    The task of its run comes first.
+    """
+    trained_for = model.inference.task if model.inference else ""
+    for name in sorted(names, key=lambda name: name != trained_for):
         task = find_task(name)
         fields = task.config_for_model(model)
         if fields is not None:

@@ -91,8 +91,7 @@ class Task(abc.ABC):
       pipeline_classes: pipelines of the task's models; see `pipeline_class`.
       DATA_FIELDS: fields of the configuration's `data`, each a `data_pipelines.fields.field`.
       INFERENCE_FIELDS: dotted fields of the configuration that change answers, such as
-        "data.doc_stride". Exports store them, and `decoding`, `extraction` and the calibration;
-        without any field they store nothing.
+        "data.doc_stride". Exports store them, and the calibration, `decoding` and `extraction`.
       primary_metrics: metrics that are averaged over several eval sets; the first ranks runs.
       calibration: scores that the pipeline uses, such as a threshold; a checkpoint has them.
 
