@@ -125,7 +125,7 @@ def _convert(args: argparse.Namespace) -> None:
     calibration = read_checkpoint(args.source, read_calibration) if exports else {}
     if calibration and not model.inference:
         names = ", ".join(calibration)
-        print(f"{args.target} lacks {names}: its task is not imported, or stores no settings.")
+        print(f"{args.target} lacks {names}: add --task MODULE:CLASS of its task.")
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: add vocab.txt and convert again.")
     if model.unexpected_keys:

@@ -50,7 +50,7 @@ class InferenceSettings(NamedTuple):
 
 
 def parse_settings(config_dict: Mapping[str, Any], file: epath.Path) -> InferenceSettings | None:
-    """Return the settings in a parsed config.json; None without any.
+    """Return the settings in a parsed config.json; None without any, or if transformers saved it.
 
     Fields may be unknown: the task checks them.
 
