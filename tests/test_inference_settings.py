@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from random_models import draw_model
 from run_outputs import answers_of, assert_equal_answers
 from test_interface import SHAPE
 
+import bertjax
 from bertjax.checkpointing.lookup import write_params
 from bertjax.cli.main import main
 from bertjax.config.loading import parse_config
@@ -366,11 +368,29 @@ def test_invalid_value_is_rejected_with_the_fix(
     path = edited(exports[task], tmp_path / "edited", **changes)
     (path / "tokenizer_config.json").unlink()  # whose length would replace others
     with pytest.raises(InputError) as raised:
-        PretrainedModel(path)
+        PretrainedModel(path).config()
+    with pytest.raises(InputError, match=re.escape(str(raised.value))):
+        PretrainedModel(path).calibration  # noqa: B018 (reads the file)
     message = str(raised.value)
     assert message.startswith(f"{path}/config.json: {KEY}") and problem in message
     assert message.endswith(f"Correct it, or delete {KEY}.")
     assert message.isprintable() and len(message) < 700
+
+
+def test_encoder_of_an_export_with_invalid_settings_can_be_used(exports, tmp_path) -> None:
+    """To initialize a model and for embeddings, which read none of them."""
+    path = edited(exports["question_answering"], tmp_path / "edited", **{"data.doc_stride": 0})
+    model = bertjax.load(path)
+    assert model.encode("ba ki").shape == (SHAPE.hidden_size,)
+    assert PretrainedModel(path).digest == PretrainedModel(exports["question_answering"]).digest
+    with pytest.raises(InputError, match=f"{KEY}: doc_stride=0: .*Correct it, or delete {KEY}"):
+        model.predict({"question": "ba?", "context": "ki me ra"})
+
+
+def test_error_of_an_edited_model_max_length_names_it(exports, tmp_path) -> None:
+    path = edited(exports["question_answering"], tmp_path / "edited", model_max_length=4)
+    with pytest.raises(InputError, match=f"Correct model_max_length, or delete {KEY}"):
+        PretrainedModel(path).config()
 
 
 def test_predict_rejects_an_invalid_value_before_it_reads_inputs(exports, tmp_path, capsys) -> None:
@@ -453,6 +473,14 @@ class LoudTask(SequenceClassificationTask):
 
 
 NAME = f"{__name__}:LoudTask"
+
+
+@pytest.mark.parametrize("name", ["mode", "data.mode", "data", "model.hidden_size"])
+def test_inference_field_that_is_no_field_is_rejected(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"INFERENCE_FIELDS: '{name}' is no field"):
+        type("Odd", (SequenceClassificationTask,), {"INFERENCE_FIELDS": (name,)})
+
+
 USED = {"max_seq_length": 16, "data": {"mode": "loud", "truncation": "tail"}}
 
 

@@ -40,7 +40,6 @@ class OnnxModel:
       bert_config: configuration of the encoder.
       tokenizer: its tokenizer.
       labels: label names of its classifier; empty without one.
-      calibration: calibration of the checkpoint that was exported; may be empty.
       parts: "encoder" and the heads.
 
     Raises:
@@ -68,7 +67,11 @@ class OnnxModel:
         self._model = with_pooling(model, self.path)
         self.bert_config, self.labels = self._model.config, self._model.labels
         self.tokenizer, self.parts = self._model.tokenizer, tuple(params)
-        self.calibration: Mapping[str, float] = registry.infer_calibration(self._model)
+
+    @functools.cached_property
+    def calibration(self) -> Mapping[str, float]:
+        """Calibration of the checkpoint that was exported; may be empty."""
+        return registry.infer_calibration(self._model)
 
     def config(self) -> Config:
         """Return a configuration that could have made the model.

@@ -62,7 +62,7 @@ def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Confi
     settings = model.inference
     if settings is None or settings.task != config.task:
         return config
-    fields = _known_fields(settings, task, config)
+    fields, fix = _known_fields(settings, task, config), FIX
     try:
         result = _override(config, fields)
         length, limit = task.max_text_length(result), model.max_text_length
@@ -76,6 +76,7 @@ def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Confi
             )
             derived = {f"data.{n}" for n in (task.config_for_model(model) or {}).get("data", {})}
             derived |= {"max_seq_length"}
+            fix = f"Correct model_max_length, or delete {KEY}."
             result = _override(config, {n: fields[n] for n in fields.keys() - derived})
         task.objective_class(result).check_lengths()
         if length < _MIN_TEXT_LENGTH and not is_edited:
@@ -83,7 +84,7 @@ def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Confi
     except InputError as error:
         text = str(error)
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-        raise InputError(f"{settings.location}: {shown} {FIX}") from None
+        raise InputError(f"{settings.location}: {shown} {fix}") from None
     return result
 
 

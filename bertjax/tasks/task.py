@@ -6,6 +6,7 @@ predictions, metrics, files and a report. Its pipelines (`bertjax.tasks.pipeline
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -114,6 +115,12 @@ class Task(abc.ABC):
 
     def __init_subclass__(cls) -> None:
         check_methods(cls)
+        known = {f"data.{name}" for name in getattr(cls, "DATA_FIELDS", ())}
+        for field in dataclasses.fields(Config):
+            if field.default_factory is dataclasses.MISSING:  # no section
+                known.add(field.name)
+        if unknown := [x for x in cls.INFERENCE_FIELDS if x not in known]:
+            raise TypeError(f"{cls.__name__}.INFERENCE_FIELDS: {unknown[0]!r} is no field.")
 
     objective_class: ClassVar[type[Objective]]
     pipeline_classes: ClassVar[tuple[type[Pipeline[Any]], ...]]

@@ -92,7 +92,6 @@ class PretrainedModel:
       bert_config: configuration of the encoder.
       tokenizer: None for a published model without a vocabulary.
       labels: label names of its classifier; empty without one.
-      calibration: calibration of the checkpoint, or of the one that was exported; may be empty.
       history: see `NumpyModel.history`.
 
     Raises:
@@ -104,7 +103,6 @@ class PretrainedModel:
         self.source = path
         self._published: NumpyModel | None = None
         self._loaded_params: Any = None
-        self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
         if format_name == "bertjax":
             self._step = step
@@ -116,7 +114,6 @@ class PretrainedModel:
             self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
             self.history = self._published.history
-            self.calibration = registry.infer_calibration(self._published)
 
     def _open_checkpoint(self, path: epath.Path) -> tuple[BertConfig, Any]:
         """Read everything but the parameters; return the model's configuration and shapes."""
@@ -135,6 +132,12 @@ class PretrainedModel:
         """A hex digest that changes with the parameters."""
         assert self._published is not None
         return _digest(self._published.params)
+
+    @functools.cached_property
+    def calibration(self) -> Mapping[str, float]:
+        """Calibration of the checkpoint, or of the one that was exported; may be empty."""
+        assert self._published is not None
+        return registry.infer_calibration(self._published)
 
     def config(self) -> Config:
         """Return the configuration of its run; for a published model one that could have made it.

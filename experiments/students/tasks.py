@@ -77,7 +77,7 @@ TASKS = {
     ),
     "btc": TaskSettings(
         "token_classification:data={made},train_file=train.conll,eval_file=dev.conll",
-        _fields("3 epochs", 128),
+        _fields("2 epochs", 64),
     ),
     "few": TaskSettings(
         _BANKING77.replace("{data}/classification/banking77", "{made}"),
