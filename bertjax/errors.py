@@ -31,6 +31,10 @@ class DivergedError(CommandError):
     status = EXIT_DIVERGED
 
 
+class LockLostError(CommandError):
+    """Another run has taken the workdir."""
+
+
 class StoppedError(CommandError):
     """A stop signal arrived; the state was saved."""
 

@@ -18,11 +18,13 @@ from checkpoint_states import (
     truncate,
     write_metadata,
 )
+from etils import epath
 
 from bertjax.checkpointing.checkpointer import Checkpointer, CheckpointError
 from bertjax.checkpointing.integrity import delete_checkpoint, find_damage
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import check_params, load_params
+from bertjax.errors import LockLostError
 from bertjax.faults import InjectedFaultError, inject_fault
 from bertjax.mesh import distributed
 from bertjax.mesh.device_mesh import make_mesh
@@ -179,6 +181,36 @@ def test_save_that_fails_leaves_an_intact_checkpoint(
     expected = {"save.after_write": [10], "save.after_manifest": [10, 20]}[point]
     assert checkpoints.all_steps() == expected
     assert equal(Checkpointer(tmp_path).restore(target), make_state(expected[-1]))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("point", ["start", "end", "error"])
+def test_run_that_has_lost_its_workdir_writes_and_deletes_nothing(
+    point: str, tmp_path: pathlib.Path, target
+) -> None:
+    """Checkpoints, and those that are being saved, are those of its successor."""
+    lost = threading.Event()
+
+    def confirm() -> None:
+        if lost.is_set():
+            raise LockLostError("taken by another run")
+
+    def write(path: epath.Path) -> None:
+        write_metadata(path)
+        lost.set()
+        if point == "error":
+            raise OSError("the disk is full")
+
+    checkpoints = Checkpointer(tmp_path, max_to_keep=1, confirm=confirm)
+    save(checkpoints, 10)
+    (tmp_path / "00000025").mkdir()  # what another run saves
+    if point == "start":
+        lost.set()
+    with pytest.raises(LockLostError):
+        checkpoints.save(make_state(20), write)
+        checkpoints.wait_until_finished()
+    assert checkpoints.path(10).exists() and (tmp_path / "00000025").exists()
+    assert checkpoints.all_steps() == ([10, 20] if point == "end" else [10])
 
 
 @pytest.mark.seconds

@@ -9,9 +9,10 @@ from data_pipelines.errors import InputError
 
 
 def make(output: epath.Path) -> None:
-    with exclusive_draft(output, "--output") as (draft, lock):
+    with exclusive_draft(output, "--output") as lock:
+        draft = lock.workdir
         (draft / "part").write_text("done")
-        lock.check()
+        lock.confirm()
         (draft / "part").rename(output)
 
 
@@ -23,7 +24,8 @@ def test_exclusive_draft_leaves_the_output_alone(tmp_path) -> None:
 
 def test_exclusive_draft_rejects_a_second_process_and_an_output_that_exists(tmp_path) -> None:
     output = epath.Path(tmp_path) / "a.npz"
-    with exclusive_draft(output, "--output") as (draft, _):
+    with exclusive_draft(output, "--output") as lock:
+        draft = lock.workdir
         (draft / "part").write_text("first")
         with pytest.raises(InputError, match=r"a\.npz\.partial: in use by .* another --output"):
             make(output)
@@ -38,7 +40,8 @@ def test_exclusive_draft_keeps_parts_after_an_error_and_no_empty_directory(tmp_p
     with pytest.raises(KeyError), exclusive_draft(output, "--output"):
         raise KeyError
     assert not (tmp_path / "new").exists()
-    with pytest.raises(KeyError), exclusive_draft(output, "--output") as (draft, _):
+    with pytest.raises(KeyError), exclusive_draft(output, "--output") as lock:
+        draft = lock.workdir
         (draft / "part").write_text("kept")
         raise KeyError
     assert [path.name for path in (tmp_path / "new").rglob("*")] == ["a.npz.partial", "part"]
@@ -55,7 +58,7 @@ def test_exclusive_draft_deletes_what_a_process_left_that_was_killed_at_the_end(
         make(output)
     assert draft.exists()  # not known to be a draft
     (draft / LOCK_FILE).write_text('{"machine": "", "pid": 0, "started": 0}')
-    monkeypatch.setattr("bertjax.workdir.lock.LOCK_TIMEOUT_SECONDS", 0)
+    monkeypatch.setattr("bertjax.workdir.lock.LOCK_TIMEOUT_SECONDS", 0.5)
     with pytest.raises(InputError, match="exists"):
         make(output)
     assert list(tmp_path.iterdir()) == [tmp_path / "a.npz"]

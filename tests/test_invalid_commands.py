@@ -10,12 +10,14 @@ import time
 
 import pytest
 from conftest import sample_text, sample_vocabulary
+from etils import epath
 from toy_tasks import EXPERIMENTS
 
 from bertjax.cli.main import main
 from bertjax.config.loading import load_config
 from bertjax.tasks import registry
 from bertjax.training.setup import make_trainer
+from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.workdir import claim_workdir
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -92,7 +94,10 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     fields = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", fields, registry.data_fields())
     trainer = make_trainer(config, workdir)
-    with claim_workdir(workdir, trainer.config, trainer.task):
+    with (
+        WorkdirLock(epath.Path(workdir)) as lock,
+        claim_workdir(lock, trainer.config, trainer.task),
+    ):
         pass
     assert "model.num_hidden_layers=2" in refused(
         *train(corpus, workdir, model__num_hidden_layers=3)

@@ -7,14 +7,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from bucket import Server
 from conftest import LONG, process_environment
 from etils import epath
 
+from bertjax.errors import LockLostError
 from bertjax.workdir import lock as module
-from bertjax.workdir.lock import LOCK_FILE, LockLostError, WorkdirLock
+from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
 from data_pipelines.errors import InputError
 
 HOLD = """
@@ -181,6 +185,66 @@ def test_holder_that_was_replaced_raises_and_takes_nothing_back(workdir) -> None
         with pytest.raises(LockLostError, match="taken by another run"):
             first.check()
     assert (workdir / LOCK_FILE).read_bytes() == other
+
+
+@pytest.fixture
+def silent(workdir, monkeypatch) -> Iterator[WorkdirLock]:
+    """A held lock without heartbeats, as of a process that is frozen."""
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 600)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 600)
+    with WorkdirLock(workdir) as lock:
+        yield lock
+
+
+@pytest.mark.parametrize("clock", ["monotonic", "time"])
+def test_confirm_reads_the_lock_after_a_pause_by_either_clock(
+    workdir, silent, monkeypatch, clock: str
+) -> None:
+    move_elsewhere(workdir)
+    silent.confirm()  # the last heartbeat is recent, so no other run can have taken it
+    now = getattr(time, clock)
+    monkeypatch.setattr(time, clock, lambda: now() + 301)
+    with pytest.raises(LockLostError, match="taken by another run"):
+        silent.confirm()
+    monkeypatch.undo()
+    with pytest.raises(LockLostError):
+        silent.check()
+
+
+def test_confirm_of_a_lock_that_is_still_held_returns(silent, monkeypatch) -> None:
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 301)
+    silent.confirm()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_read", lambda path: pytest.fail("the lock was seen just now"))
+        silent.confirm()
+
+
+def test_confirm_raises_the_error_of_its_storage(silent, monkeypatch) -> None:
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 301)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="503"):
+        patch.setattr(module, "_read", mock.Mock(side_effect=OSError("503")))
+        silent.confirm()
+
+
+def test_holder_that_was_frozen_while_it_read_the_lock_reads_it_again(
+    workdir, silent, monkeypatch
+) -> None:
+    """It would write over the lock of its successor."""
+    now, read, offset = time.monotonic, module._read, 0
+
+    def freeze(path: epath.Path) -> dict[str, Any] | None:
+        nonlocal offset
+        holder = read(path)
+        if not offset:
+            offset = 301
+            move_elsewhere(workdir)
+        return holder
+
+    monkeypatch.setattr(time, "monotonic", lambda: now() + offset)
+    monkeypatch.setattr(module, "_read", freeze)
+    assert not silent._is_held()
 
 
 @pytest.mark.slow

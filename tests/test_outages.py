@@ -6,11 +6,10 @@ from unittest import mock
 import pytest
 
 from bertjax.config.config import Config
-from bertjax.errors import StoppedError
+from bertjax.errors import LockLostError, StoppedError
 from bertjax.training import metric_writers, metrics_file
 from bertjax.training.metric_writers import MetricWriters
-from bertjax.training.metrics_file import Metrics, RemoteFile, read_metrics
-from bertjax.workdir.lock import LockLostError
+from bertjax.training.metrics_file import Metrics, RemoteFile, encode_line, read_metrics
 
 TRAIN: Metrics = {"loss": 7.25, "learning_rate": 1e-4}
 
@@ -57,20 +56,53 @@ def test_a_remote_file_is_written_by_flush_alone_and_never_read() -> None:
         path.reset_mock()
 
 
+class Ownership:
+    """Lock of a workdir that another run takes."""
+
+    is_lost = False
+
+    def confirm(self) -> None:
+        """Raise LockLostError once it is lost."""
+        if self.is_lost:
+            raise LockLostError("taken")
+
+
+@pytest.mark.parametrize("error", [None, LockLostError, StoppedError, ValueError])
+@pytest.mark.parametrize("remote", [True, False])
 def test_a_run_that_has_lost_its_workdir_leaves_the_metrics_of_its_successor(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remote: bool,
+    error: type[Exception] | None,
 ) -> None:
     for module in (metric_writers, metrics_file):
-        monkeypatch.setattr(module, "is_remote", lambda path: True)
-    displaced, successor = make_writers(tmp_path), make_writers(tmp_path)
-    with pytest.raises(LockLostError), displaced:
+        monkeypatch.setattr(module, "is_remote", lambda path: remote)
+    lock = Ownership()
+    displaced = MetricWriters(tmp_path, Config(steps=100), confirm=lock.confirm)
+    with pytest.raises(error or LockLostError), displaced:
         displaced.write(1, "train", TRAIN)
         displaced.flush()
+        lock.is_lost = True
+        successor = make_writers(tmp_path)
         successor.write(1, "train", TRAIN | {"loss": 3.0})
         successor.flush()
-        displaced.write(2, "train", TRAIN)
-        raise LockLostError("taken")
+        with pytest.raises(LockLostError):
+            displaced.write(2, "train", TRAIN)
+            displaced.flush()
+        if error:
+            raise error("the end")
     assert [entry["loss"] for entry in read_metrics(tmp_path)] == [3.0]
     with successor:
         successor.write(2, "train", TRAIN)
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_a_run_that_has_lost_its_workdir_does_not_start_to_write_metrics(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(encode_line(5, "train", TRAIN))
+    lock = Ownership()
+    lock.is_lost = True
+    with pytest.raises(LockLostError):
+        MetricWriters(tmp_path, Config(steps=100), 1, confirm=lock.confirm)
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [5]

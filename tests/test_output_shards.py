@@ -48,9 +48,7 @@ def write(
 ) -> Summary:
     """Write a share of the upper-case items; append the names of computed shards to `computed`."""
 
-    def write_shard(
-        shard: Shard[str], path: epath.Path, folder: epath.Path, lock: object
-    ) -> InputProblems:
+    def write_shard(shard: Shard[str], path: epath.Path, lock: object) -> InputProblems:
         text = "".join(f"{shard.input}:{i} {x.upper()}" for i, x in enumerate(shard.items))
         atomic_write_text(path, text + suffix)
         if computed is not None:
@@ -93,7 +91,10 @@ def test_manifest_names_settings_input_and_shards_in_order(tmp_path) -> None:
     write(tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
     assert manifest["settings"] == {
-        **{"model": "1234", "layers": [-1, -2], "format": ".txt", "rows_per_shard": ROWS},
+        "model": "1234",
+        "layers": [-1, -2],
+        "format": ".txt",
+        "rows_per_shard": ROWS,
         "inputs": ["a.txt", "b.txt", "c.txt"],
     }
     shards = [(shard["name"], shard["input"], shard["rows"]) for shard in manifest["shards"]]

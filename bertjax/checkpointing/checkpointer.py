@@ -58,7 +58,7 @@ from bertjax.checkpointing.state_items import (
     save_args,
     write_metric_sums,
 )
-from bertjax.errors import CommandError
+from bertjax.errors import CommandError, LockLostError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.watchdog import note_progress
@@ -84,6 +84,8 @@ class Checkpointer:
       keep_period: the first checkpoint at or after each multiple is kept forever; 0 for none.
       best_metric: score by which the best checkpoint is kept until there is a better one.
       progress_at: progress of the run after a step, in the unit of `keep_period`.
+      confirm: called before each write and deletion; raises LockLostError if they are no longer
+        those of this run.
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class Checkpointer:
         keep_period: float = 0,
         best_metric: BestMetric = NO_METRIC,
         progress_at: Callable[[int], float] = float,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = absolute_path(directory)
-        self.best_metric = best_metric
+        self.best_metric, self._confirm = best_metric, confirm
         self._policy = make_preservation_policy(
             max_to_keep, keep_period, progress_at, bool(best_metric.name)
         )
@@ -175,6 +178,7 @@ class Checkpointer:
         Raises:
           CheckpointError: this checkpoint or the one before could not be written, for example to a
             full disk; earlier checkpoints are untouched.
+          LockLostError: another run has taken the directory.
         """
         self.wait_until_finished()
         step = int(state.step)
@@ -211,6 +215,7 @@ class Checkpointer:
 
     def delete_unfinished(self) -> None:
         """Delete what killed saves left; only the run that owns the directory may call it."""
+        self._confirm()
         if self.directory.exists():
             for path in self.directory.iterdir():
                 if is_unfinished(path):
@@ -263,6 +268,7 @@ class Checkpointer:
         path = self.path(step)
         if path.exists() and not ((path / MANIFEST_FILE).exists() or is_unfinished(path)):
             raise FileExistsError("the directory exists and is not a checkpoint")
+        self._confirm()
         delete_checkpoint(path)
         check_disk_space(path, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
 
@@ -281,6 +287,7 @@ class Checkpointer:
             self._writer.wait_until_finished()  # of all processes
             fault_point("save.after_write")
             if distributed.is_process_0():
+                self._confirm()
                 write_metric_sums(self.path(step), metric_sums)
                 mark_finished(self.path(step), write_metadata)
         fault_point("save.after_manifest")
@@ -294,6 +301,8 @@ class Checkpointer:
         """Raise a CheckpointError for an error inside, after deleting unfinished checkpoints."""
         try:
             yield
+        except LockLostError:
+            raise
         except Exception as error:
             for cause in (error, error.__cause__):
                 if isinstance(cause, jax.errors.JaxRuntimeError):  # another process was lost
@@ -316,6 +325,7 @@ class Checkpointer:
         kept = self._policy.should_preserve(
             infos, context=checkpoint_managers.PreservationContext()
         )
+        self._confirm()
         for step, keep in zip(steps, kept, strict=True):
             if not keep:
                 delete_checkpoint(self.path(step))

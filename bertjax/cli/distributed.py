@@ -44,8 +44,8 @@ def add_share_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, help="index of this process, from 0 (one file)")
 
 
-def find_share(args: argparse.Namespace) -> "ProcessShare | None":
-    """Return the share of `add_share_arguments`; None for one file.
+def share_from_args(args: argparse.Namespace) -> "ProcessShare | None":
+    """Return the share of this process, of `add_share_arguments`; None without several processes.
 
     Raises:
       InputError: an argument is missing, or there is no such process.

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from bertjax.cli.distributed import add_share_arguments, find_share
+from bertjax.cli.distributed import add_share_arguments, share_from_args
 from bertjax.cli.files import add_task, check_directory, check_output, find_inputs, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
@@ -76,7 +76,7 @@ def check(args: argparse.Namespace) -> None:
         raise InputError(f"--layers={args.layers}: not numbers. Write -1,-2.") from None
     if args.pooling and args.level != "text":
         raise InputError(f"--pooling={args.pooling}: not for --level={args.level}. Leave it out.")
-    if find_share(args):
+    if share_from_args(args):
         check_directory(args.output, "--output")
         find_inputs(args.input)
     else:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     )
     enable_compilation_cache()
     embedder = Embedder(model, options)
-    if share := find_share(args):
+    if share := share_from_args(args):
         from bertjax.inference.output_shards import InputFile
 
         files = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bertjax.cli.config_args import add_config, check_config
-from bertjax.cli.distributed import add_share_arguments, find_share
+from bertjax.cli.distributed import add_share_arguments, share_from_args
 from bertjax.cli.files import (
     add_checkpoint,
     as_json,
@@ -95,7 +95,7 @@ def check(args: argparse.Namespace) -> None:
     from bertjax.formats.detection import check_predicts, find_format
     from data_pipelines.vocabulary.basic_tokenization import is_blank
 
-    share = find_share(args)
+    share = share_from_args(args)
     if share and (args.input is None or args.output == "-"):
         raise InputError("--num-processes: needs --input and --output. Name files and a directory.")
     if args.save_logits:
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> None:
     if args.save_logits:
         _save_logits(args)
         return
-    if share := find_share(args):
+    if share := share_from_args(args):
         _predict_shards(args, share)
         return
     read_inputs = _input_reader(args)
@@ -229,7 +229,6 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
     def write_shard(
         shard: Shard[PredictInput | InvalidInput],
         path: epath.Path,
-        folder: epath.Path,
         lock: WorkdirLock,
     ) -> InputProblems:
         written = _Written()
@@ -238,10 +237,10 @@ def _predict_shards(args: argparse.Namespace, share: "ProcessShare") -> None:
             from_file=True,
             is_start=shard.first == 0,
         )
-        with atomic_write(path, folder) as draft:
+        with atomic_write(path, lock.workdir) as draft:
             with draft.open("w") as file:
                 written.write(answers, file)
-            lock.check()
+            lock.confirm()
         return InputProblems(num_invalid=written.num_invalid, first_error=written.first_error)
 
     task = find_task(predictor.config.task)

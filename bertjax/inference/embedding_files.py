@@ -17,6 +17,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.tasks.embeddings.stored_embeddings import TEXT_DIGESTS, digest_texts
+from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write, atomic_write_bytes, atomic_write_text, is_remote
 
@@ -32,20 +33,20 @@ class PartFiles:
     Args:
       output: the file.
       settings: everything but the input that determines its content.
-      folder: directory of the parts, which no other process uses.
+      lock: lock of the directory of the parts.
 
     Raises:
       InputError: parts of other settings lie in the folder.
     """
 
-    def __init__(self, output: epath.Path, settings: Mapping[str, Any], folder: epath.Path) -> None:
-        self._output, self._folder = output, folder
+    def __init__(self, output: epath.Path, settings: Mapping[str, Any], lock: WorkdirLock) -> None:
+        self._output, self._folder, self._lock = output, lock.workdir, lock
         self._settings = json.dumps(settings, sort_keys=True, default=str)
-        self._settings_file = folder / "settings.json"
+        self._settings_file = self._folder / "settings.json"
         if self._settings_file.exists() and self._settings_file.read_text() != self._settings:
             raise InputError(
-                f"{folder}: holds parts of other arguments or another model. Remove it, or name "
-                "another file."
+                f"{self._folder}: holds parts of other arguments or another model. Remove it, or "
+                "name another file."
             )
 
     def has(self, number: int, digest: str) -> bool:
@@ -79,6 +80,7 @@ class PartFiles:
         self, number: int, digest: str, part: Mapping[str, Any], num_truncated: int = 0
     ) -> None:
         """Write a part atomically; see `find_num_truncated`."""
+        self._lock.confirm()
         if not self._settings_file.exists():
             atomic_write_text(self._settings_file, self._settings)
         content = io.BytesIO()
@@ -95,8 +97,11 @@ class PartFiles:
                 names = [n for n in arrays.files if n not in (_DIGEST_KEY, _NUM_TRUNCATED_KEY)]
                 yield {name: arrays[name] for name in names}
 
-        with atomic_write(self._output, self._folder) as draft, _open_seekable(draft) as file:
-            return write(file, read)
+        with atomic_write(self._output, self._folder) as draft:
+            with _open_seekable(draft) as file:
+                result = write(file, read)
+            self._lock.confirm()
+        return result
 
     def _read(self, number: int) -> Any:
         return np.load(io.BytesIO(self._path(number).read_bytes()))

@@ -156,8 +156,8 @@ class Embedder:
         """
         output = epath.Path(output)
         check_suffix(output)
-        with exclusive_draft(output, "--output") as (folder, lock):
-            count, num_truncated = self._write_file(_iter_texts(lines), output, folder, lock)
+        with exclusive_draft(output, "--output") as lock:
+            count, num_truncated = self._write_file(_iter_texts(lines), output, lock)
         self.warn_truncated(num_truncated, count)
         return count
 
@@ -177,11 +177,9 @@ class Embedder:
         output = epath.Path(output)
         check_suffix(output)
 
-        def write_shard(
-            shard: Shard[str], path: epath.Path, folder: epath.Path, lock: WorkdirLock
-        ) -> InputProblems:
+        def write_shard(shard: Shard[str], path: epath.Path, lock: WorkdirLock) -> InputProblems:
             texts = _iter_texts(shard.items, shard.first, shard.input)
-            return InputProblems(self._write_file(texts, path, folder, lock)[1])
+            return InputProblems(self._write_file(texts, path, lock)[1])
 
         rows = PARTS_PER_SHARD * LINES_PER_PART[self.options.level]
         writer = ShardsWriter(output, output.suffix, self._settings, rows, _to_bytes, share)
@@ -196,7 +194,7 @@ class Embedder:
         return {"model": model, "vocabulary": vocabulary, **vars(self.options)}
 
     def _write_file(
-        self, texts: Iterator[str], output: epath.Path, folder: epath.Path, lock: WorkdirLock
+        self, texts: Iterator[str], output: epath.Path, lock: WorkdirLock
     ) -> tuple[int, int]:
         """Write the embeddings of texts to a file; return the number of texts and truncated ones.
 
@@ -205,13 +203,11 @@ class Embedder:
         Args:
           texts: the texts.
           output: the file.
-          folder: directory of its parts, from which it is moved.
-          lock: lock of the folder.
+          lock: lock of the directory of its parts, from which it is moved.
         """
-        parts, number, count, num_truncated = PartFiles(output, self._settings, folder), 0, 0, 0
+        parts, number, count, num_truncated = PartFiles(output, self._settings, lock), 0, 0, 0
         lines_per_part = LINES_PER_PART[self.options.level]
         while chunk := list(itertools.islice(texts, lines_per_part)):
-            lock.check()
             joined = "\n".join(chunk).encode("utf-8", "surrogatepass")
             digest = hashlib.sha256(joined).hexdigest()
             part_truncated = parts.find_num_truncated(number, digest)

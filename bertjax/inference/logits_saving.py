@@ -138,10 +138,9 @@ def save_logits(
         objective.classes,
     )
     settings = dataclasses.asdict(writer) | {"dtype": model.dtype}
-    with exclusive_draft(output, "--save-logits") as (folder, lock):
-        parts, number, count = PartFiles(output, settings, folder), 0, 0
+    with exclusive_draft(output, "--save-logits") as lock:
+        parts, number, count = PartFiles(output, settings, lock), 0, 0
         for part in _parts(_training_batches(task), objective.classes):
-            lock.check()
             digests = [examples.inputs.digests[new] for _, examples, new in part]
             digest = hashlib.sha256(np.concatenate(digests).tobytes()).hexdigest()
             if not parts.has(number, digest):

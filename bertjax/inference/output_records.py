@@ -28,8 +28,15 @@ _RECORD_PREFIXES = ("started-", "shard-", "finished-")
 _THREADS = 32  # requests to a bucket at a time
 _MAX_VALUE_CHARS = 60  # of a setting in an error
 _RECORD = {
-    **{"name": str, "input": str, "rows": int, "bytes": int, "input_digest": str, "digest": str},
-    **{"num_truncated": int, "num_invalid": int, "first_error": str},
+    "name": str,
+    "input": str,
+    "rows": int,
+    "bytes": int,
+    "input_digest": str,
+    "digest": str,
+    "num_truncated": int,
+    "num_invalid": int,
+    "first_error": str,
 }
 _SETTINGS_SCHEMA = {"settings": {str: object}}
 _MANIFEST_SCHEMA = {**_SETTINGS_SCHEMA, "input_digest": str, "shards": [_RECORD]}
@@ -142,12 +149,13 @@ class OutputRecords:
             return False
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(held_draft(self.work, "--output"))
+                lock = stack.enter_context(held_draft(self.work, "--output"))
             except InputError:  # another process has finished at the same time
                 if not self._wait_for_manifest():
                     raise
                 return True
             if not self._manifest.exists():
+                lock.confirm()
                 self._write_manifest(files)
             self._remove_records()
         return True

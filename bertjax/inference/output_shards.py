@@ -90,9 +90,9 @@ class Summary(NamedTuple):
         return f"{self.rows:,} {what} in {shards} of {process}{kept}; {end}."
 
 
-# Writes a shard's file, which is moved from the folder, and returns the problems of its items. The
-# lock is to be checked before the move.
-WriteShard = Callable[[Shard[T], epath.Path, epath.Path, WorkdirLock], InputProblems]
+# Writes a shard's file, which is moved from the directory of the lock, and returns the problems of
+# its items. The lock is to be confirmed before the move.
+WriteShard = Callable[[Shard[T], epath.Path, WorkdirLock], InputProblems]
 
 
 class ShardsWriter(Generic[T]):
@@ -189,13 +189,14 @@ class ShardsWriter(Generic[T]):
         """Write a shard; return its record."""
         path, folder = self._output / shard.name, records.work / f"{shard.name}.partial"
         with held_draft(folder, "--output") as lock:
-            problems = write_shard(shard, path, folder, lock)
+            problems = write_shard(shard, path, lock)
             record = ShardRecord(
                 *(shard.name, shard.input, len(shard.items), path.stat().length),
                 *(self._input_digest(shard), file_digest(path)),
                 **problems._asdict(),
             )
             recorded = records.find(shard.name) if records.is_complete else None
+            lock.confirm()
             if recorded is None:
                 records.add(record)
             elif record.digest != recorded.digest:

@@ -177,6 +177,7 @@ def write_run(
     scores: Mapping[str, float],
     base_config: Config,
     path: epath.Path,
+    confirm: Callable[[], None],
 ) -> None:
     """Write the parameters of one run as a checkpoint that opens by itself.
 
@@ -187,6 +188,7 @@ def write_run(
       scores: its scores.
       base_config: configuration with the mesh that the run would have alone.
       path: directory of the checkpoint, which is replaced.
+      confirm: raises LockLostError if another sweep has taken the workdir.
     """
     step_functions = trainer.step_functions
     assert isinstance(step_functions, ParallelStepFunctions)
@@ -197,6 +199,7 @@ def write_run(
     config = dataclasses.replace(config, mesh=base_config.mesh)
     partial = path.with_name(f"{path.name}.partial")
     if distributed.is_process_0():
+        confirm()
         if partial.exists():
             partial.rmtree()
         partial.mkdir(parents=True)
@@ -210,6 +213,7 @@ def write_run(
 
     write_params(partial, params, write_metadata)
     if distributed.is_process_0():
+        confirm()
         delete_checkpoint(path)
         partial.rename(path)
 

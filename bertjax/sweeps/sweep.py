@@ -79,7 +79,7 @@ def sweep(
             "program, which end together. Remove it, or train one of them alone."
         )
     with WorkdirLock(workdir) as lock:
-        state = SweepState(workdir)
+        state = SweepState(workdir, lock.confirm)
         num_runs = trials.num_runs if isinstance(trials, Search) else len(trials)
         prunes = isinstance(trials, Search) and trials.prunes
         runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs, prunes)
@@ -100,6 +100,7 @@ def sweep(
             runner.train(all_trials)
         result = summarize(all_trials, state.results, runner.primary_metric)
         if distributed.is_process_0():
+            lock.confirm()
             write_json(workdir / RESULT_FILE, result)
             state.remove_unfinished()
         return result
@@ -182,7 +183,7 @@ class SweepRunner:
         config = dataclasses.replace(group[0].config, best_metric=self.primary_metric.name)
         check_best_metric(config, task, step_functions.state_shapes.metric_sums)
         for first in range(0, len(remaining), self.num_parallel):
-            self._lock.check()
+            self._lock.confirm()
             selected = remaining[first : first + self.num_parallel]
             names = "; ".join(trial.name for trial in selected)
             done = len(self._state.results)
@@ -301,9 +302,10 @@ def _record(
     ]
     if last == total and comparable[best] > max(earlier, default=-math.inf):
         path = state.workdir / BEST_DIR
-        write_run(trainer, best, trials[best], scores[best], base_config, path)
+        write_run(trainer, best, trials[best], scores[best], base_config, path, state.confirm)
     state.record(trainer.workdir, trials, trainer.task, results)
     if distributed.is_process_0():
+        state.confirm()
         trainer.checkpointer.directory.rmtree()
     distributed.sync_processes("parallel runs")
 

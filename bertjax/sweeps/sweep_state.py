@@ -7,7 +7,7 @@ exists, an error can be fixed by any change of the configuration.
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -40,13 +40,15 @@ class SweepState:
 
     Args:
       workdir: directory of the sweep.
+      confirm: called before each write and deletion; raises LockLostError if another sweep has
+        taken the workdir.
 
     Raises:
       InputError: the workdir holds a single run.
     """
 
-    def __init__(self, workdir: epath.Path) -> None:
-        self.workdir = workdir
+    def __init__(self, workdir: epath.Path, confirm: Callable[[], None] = lambda: None) -> None:
+        self.workdir, self.confirm = workdir, confirm
         if (workdir / "run.json").exists():
             raise InputError(f"{workdir}: holds a run, not a sweep. Use another --workdir.")
         self._entries: dict[str, dict[str, Any]] = {}
@@ -62,6 +64,7 @@ class SweepState:
     def write_proposals(self, trials: Sequence[Trial]) -> None:
         """Write the names for `read_proposals`, on process 0."""
         if distributed.is_process_0():
+            self.confirm()
             write_json(self.workdir / PROPOSALS_FILE, [trial.name for trial in trials])
 
     def check_trials(self, trials: Sequence[Trial]) -> None:
@@ -161,11 +164,13 @@ class SweepState:
             for trial in trials
         }
         if distributed.is_process_0():
+            self.confirm()
             write_json(directory / DONE_FILE, entries)
         self._entries |= entries
 
     def remove_unfinished(self) -> None:
         """Delete parallel runs that were interrupted and trained elsewhere, and old states."""
+        self.confirm()
         for path in self._parallel_dirs():
             if not (path / DONE_FILE).exists():
                 path.rmtree()

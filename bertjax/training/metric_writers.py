@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.errors import StoppedError
+from bertjax.errors import LockLostError, StoppedError
 from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.train_step import Sums
 from bertjax.tasks.task import Evaluation
@@ -26,7 +26,6 @@ from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
 from bertjax.training.throughput import ThroughputMeter
 from bertjax.training.trackers import Outcome, Tracker
-from bertjax.workdir.lock import LockLostError
 from data_pipelines.paths import is_remote
 
 REMOTE_FLUSH_SECONDS = 60.0
@@ -50,6 +49,8 @@ class MetricWriters:
         from metrics.jsonl and hidden in TensorBoard.
       trackers: further receivers.
       active: False on every process but one: nothing is written.
+      confirm: called before files are written; raises LockLostError if they are those of another
+        run.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class MetricWriters:
         trackers: Sequence[Tracker] = (),
         *,
         active: bool = True,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         workdir, self._summaries = epath.Path(workdir), config.tensorboard_summaries
+        self._confirm = confirm
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._last_flush = time.monotonic()
         self._trackers: Sequence[Tracker] = ()
@@ -72,6 +75,7 @@ class MetricWriters:
         if not active:
             return
         workdir.mkdir(parents=True, exist_ok=True)
+        confirm()
         file = MetricsFile(metrics_path(workdir), truncate_metrics(workdir, start_step))
         self._terminal = ProgressPrinter(config.total_steps, sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
@@ -89,7 +93,10 @@ class MetricWriters:
 
         Raises:
           OSError: the disk is full; the file is named.
+          LockLostError: the files are those of another run.
         """
+        if not self._flush_seconds:  # a local file is written at once
+            self._confirm()
         scalars = {name: to_scalar(value) for name, value in metrics.items()}
         for receiver in (*self._outputs, *self._trackers):
             receiver.log(step, split, scalars)
@@ -97,6 +104,8 @@ class MetricWriters:
             return
         try:
             self.flush()
+        except LockLostError:
+            raise
         except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
             if not self._flush_seconds:
                 raise
@@ -138,7 +147,8 @@ class MetricWriters:
             self._terminal.print_line(text)
 
     def flush(self) -> None:
-        """Return once everything written is in the files."""
+        """Return once everything written is in the files; raises as `write`."""
+        self._confirm()
         for tracker in self._buffered:
             tracker.flush()
         self._last_flush = time.monotonic()
@@ -148,22 +158,27 @@ class MetricWriters:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         outcome: Outcome = "failed" if kind else "finished"
-        if kind and issubclass(kind, StoppedError | KeyboardInterrupt):
+        if kind and issubclass(kind, StoppedError | LockLostError | KeyboardInterrupt):
             outcome = "killed"
-        # Another run that has taken the workdir writes the remote files now.
-        lost = kind is not None and issubclass(kind, LockLostError) and self._flush_seconds
         try:
-            for output in (self._terminal,) if lost else self._outputs:
-                if output:
-                    output.close()
+            self._close()
         except Exception as error:
             if not kind:
                 raise
             # The error that ends the run decides its exit status.
-            _log.warning("the last metrics may be missing: %s.", error)
+            if not isinstance(error, LockLostError):
+                _log.warning("the last metrics may be missing: %s.", error)
         finally:
             for tracker in self._trackers:
                 tracker.close(outcome)
+
+    def _close(self) -> None:
+        """Close the files, and the terminal alone if they are those of another run."""
+        if self._terminal:
+            self._terminal.close()
+        self._confirm()
+        for tracker in self._buffered:
+            tracker.close()
 
 
 class StepLogger:

@@ -77,7 +77,7 @@ class MetricsFile:
 
     Args:
       path: the file.
-      before: its content, which only a file in remote storage needs.
+      before: its content, which is read only of a file in remote storage.
     """
 
     def __init__(self, path: epath.Path, before: bytes = b"") -> None:
@@ -85,7 +85,11 @@ class MetricsFile:
         self._before = before
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
-        """Record the metrics of a split after `step` updates."""
+        """Record the metrics of a split after `step` updates.
+
+        Raises:
+          OSError: the file cannot be written, or the disk is full; the file is named.
+        """
         line = encode_line(step, split, metrics)
         with path_in_errors(self._path):
             if self._file is None and is_remote(self._path):
@@ -110,7 +114,7 @@ class MetricsFile:
 class RemoteFile:
     """A file in remote storage, where a file is only ever replaced as a whole.
 
-    The storage is out of use until `flush`.
+    Nothing reaches the storage before `flush`.
 
     Args:
       path: the file.

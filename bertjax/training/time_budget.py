@@ -14,6 +14,7 @@ compilation before the loop, nor the time between two processes of a resumed run
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from etils import epath
@@ -54,13 +55,16 @@ class TimeBudget:
     Args:
       workdir: directory that holds budget.json.
       seconds: length of the run.
+      confirm: called before the file is written; raises LockLostError if it is that of another run.
 
     Raises:
       InputError: budget.json cannot be read.
     """
 
-    def __init__(self, workdir: epath.Path, seconds: float) -> None:
-        self._path, self._seconds = workdir / BUDGET_FILE, seconds
+    def __init__(
+        self, workdir: epath.Path, seconds: float, confirm: Callable[[], None] = lambda: None
+    ) -> None:
+        self._path, self._seconds, self._confirm = workdir / BUDGET_FILE, seconds, confirm
         self._segments = _read_segments(self._path) or [Segment(0, 0.0, 0.0)]
         self._last_recorded_step = self._segments[-1].step  # replayed up to here
         self._measured_steps = _MIN_MEASURED_STEPS  # that the last segment comes from
@@ -116,6 +120,7 @@ class TimeBudget:
         self._segments.append(Segment(step, progress, per_step))
         self._last_reading, self._measured_steps = (step, now), step - last_step
         if distributed.is_process_0():
+            self._confirm()
             atomic_write_text(self._path, json.dumps(self._segments))
 
     def _segment(self, step: int) -> Segment:

@@ -135,9 +135,9 @@ class Trainer:
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
         self._budget: TimeBudget | None = None
-        self._goodput = GoodputClock(
-            self.workdir, start_time or time.time(), active=distributed.is_process_0()
-        )
+        self._lock = WorkdirLock(self.workdir)
+        start_time, active = start_time or time.time(), distributed.is_process_0()
+        self._goodput = GoodputClock(self.workdir, start_time, self._lock.confirm, active=active)
         self._early_stopping = EarlyStopping(config)
         keep_seconds = config.interval_seconds("keep_period")
         self.checkpointer = Checkpointer(
@@ -146,6 +146,7 @@ class Trainer:
             int(config.keep_period) if keep_seconds is None else keep_seconds,
             BestMetric(config.best_metric, config.greater_is_better),
             float if keep_seconds is None else self._elapsed_seconds,
+            self._lock.confirm,
         )
         self._divergence = DivergenceCheck(self.checkpointer, runs.standalone)
 
@@ -154,6 +155,7 @@ class Trainer:
 
         Raises:
           InputError: another process trains in the workdir, or a step exceeds the device memory.
+          LockLostError: another process has taken the workdir since.
           CheckpointError: a checkpoint cannot be written or read.
           CorruptionError: a replay of a step found a device that computes wrong numbers.
           DivergedError: the loss is not finite; the last good checkpoint is intact.
@@ -164,8 +166,8 @@ class Trainer:
             records = [self._init_record_dir / name for name in RECORD_FILES.values()]
             records.append(self.workdir / GOODPUT_FILE)
             with (
-                WorkdirLock(self.workdir) as lock,
-                claim_workdir(self.workdir, self.config, self.task, records),
+                self._lock,
+                claim_workdir(self._lock, self.config, self.task, records),
             ):
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
@@ -173,7 +175,7 @@ class Trainer:
                     log_on_process_0(self._summarize())
                 state = self._restore_or_init()
                 if seconds := self.config.budget_seconds:
-                    self._budget = TimeBudget(self.workdir, seconds)
+                    self._budget = TimeBudget(self.workdir, seconds, self._lock.confirm)
                 if distributed.is_process_0() and int(state.step):
                     self.checkpointer.delete_old(int(state.step))  # as a killed process would have
                 start = int(state.step)
@@ -181,7 +183,7 @@ class Trainer:
                     _log.info("%s is complete: step %d is the last.", self.workdir, start)
                 else:
                     try:
-                        self._loop(state, lock)
+                        self._loop(state)
                     finally:
                         self._goodput.write()
                 if self._runs.standalone:
@@ -192,15 +194,18 @@ class Trainer:
                 raise
             raise explained from error
 
-    def _loop(self, state: TrainState, lock: WorkdirLock) -> None:
+    def _loop(self, state: TrainState) -> None:
         """Train every remaining step; log, evaluate and save when each is due."""
         config, first, objective = self.config, int(state.step), self.step_functions.objective
         goodput = self._goodput
         goodput.switch("compilation")
         mesh, sharding = self.step_functions.mesh, self.step_functions.batch_sharding
-        active = distributed.is_process_0()
+        active, confirm = distributed.is_process_0(), self._lock.confirm
+        writers = MetricWriters(
+            self.workdir, config, first, self._trackers, active=active, confirm=confirm
+        )
         with (
-            MetricWriters(self.workdir, config, first, self._trackers, active=active) as writers,
+            writers,
             contextlib.closing(Feed(self._runs.train_batches(first), sharding)) as feed,
             Profiler(config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpointer),
@@ -220,7 +225,7 @@ class Trainer:
             goodput.switch("steps")
             with stop_signals() as stop:
                 for step, batch in enumerate(feed, first + 1):
-                    lock.check()
+                    self._lock.check()
                     self._report_saved(writers)
                     profiler.before(step - 1, state)
                     train_step = self._compiled_step(step, meter)

@@ -12,8 +12,8 @@ from data_pipelines.paths import is_remote, remove_empty
 
 
 @contextlib.contextmanager
-def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Path, WorkdirLock]]:
-    """Yield OUTPUT.partial and its lock; the block moves a file or directory from it to `output`.
+def exclusive_draft(output: epath.Path, option: str) -> Iterator[WorkdirLock]:
+    """Yield the lock of OUTPUT.partial; the block moves a file or directory from it to `output`.
 
     OUTPUT.partial is deleted at the end. After an error it remains, unless it is empty.
 
@@ -33,7 +33,7 @@ def exclusive_draft(output: epath.Path, option: str) -> Iterator[tuple[epath.Pat
     with held_draft(draft, option) as lock:
         is_new = not _exists(output)
         if is_new:
-            yield draft, lock
+            yield lock
     if not is_new:
         raise problem
 
@@ -53,6 +53,7 @@ def held_draft(draft: epath.Path, option: str) -> Iterator[WorkdirLock]:
     """
     with WorkdirLock(draft, option) as lock:
         yield lock
+        lock.confirm()
         for path in draft.iterdir():
             if path.is_dir():
                 path.rmtree()
@@ -81,14 +82,14 @@ def new_directory(output: epath.Path, option: str) -> Iterator[epath.Path]:
             f"{output}: a link, a mount point or the current directory, which cannot be replaced. "
             f"Name a new directory for {option}, such as {output / 'model'}."
         )
-    with exclusive_draft(output, option) as (folder, lock):
-        draft = folder / "model"
+    with exclusive_draft(output, option) as lock:
+        draft = lock.workdir / "model"
         if draft.exists():
             draft.rmtree()
         draft.mkdir()
         try:
             yield draft
-            lock.check()
+            lock.confirm()
             if output.exists():
                 output.rmdir()
             draft.rename(output)

@@ -15,10 +15,11 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from etils import epath
 
+from bertjax.errors import LockLostError
 from data_pipelines.paths import atomic_write_text, is_remote
 
 GOODPUT_FILE = "goodput.json"
@@ -52,11 +53,19 @@ class GoodputClock:
     Args:
       workdir: directory of the run.
       start: Unix time at which the session started.
+      confirm: called before the file is written; raises LockLostError if it is that of another run.
       active: False on every process but one: nothing is written.
     """
 
-    def __init__(self, workdir: epath.Path, start: float, *, active: bool = True) -> None:
-        self._path, self._active = workdir / GOODPUT_FILE, active
+    def __init__(
+        self,
+        workdir: epath.Path,
+        start: float,
+        confirm: Callable[[], None] = lambda: None,
+        *,
+        active: bool = True,
+    ) -> None:
+        self._path, self._active, self._confirm = workdir / GOODPUT_FILE, active, confirm
         self._write_seconds = _REMOTE_WRITE_SECONDS if is_remote(workdir) else _WRITE_SECONDS
         self._earlier = read_sessions(workdir) if active else []
         self._frontier = max((session.last_step for session in self._earlier), default=0)
@@ -107,15 +116,18 @@ class GoodputClock:
         return {names[part]: seconds / whole for part, seconds in totals.items()}
 
     def write(self) -> None:
-        """Replace the file, or log the first of consecutive failures."""
+        """Replace the file, unless it is that of another run; log the first of some failures."""
         self.switch(self._part)
         self._last_write = self._last
         if not self._active:
             return
         sessions = [dataclasses.asdict(s) for s in [*self._earlier, self._session]]
         try:
+            self._confirm()
             atomic_write_text(self._path, json.dumps(sessions))
             self._failed = False
+        except LockLostError:  # which ends the run at its next step
+            return
         except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
             if not self._failed:
                 _log.warning("%s: not written: %s. The run continues.", self._path, error)

@@ -6,9 +6,11 @@ the heartbeat: a lock file that does not change for `LOCK_TIMEOUT_SECONDS` is st
 with a heartbeat may have been told to end, and still save, when its successor starts: the successor
 waits `HANDOVER_SECONDS` before it gives up. Clocks of two machines are never compared.
 
-In a bucket two runs may take a stale lock at the same instant, and a holder that lost its storage
-for that long may lose its lock. Each holder reads the file before it rewrites it: the one whose
-lock is gone notices at its next heartbeat, and ends.
+In a bucket two runs may take a stale lock at the same instant, and a holder that was frozen or lost
+its storage for that long may lose its lock. Each holder reads the file before it rewrites it: the
+one whose lock is gone notices at its next heartbeat, and ends. It writes nothing before: whatever
+writes or deletes files of a workdir calls `confirm` first, which reads the lock file if the last
+heartbeat is old.
 """
 
 import contextlib
@@ -22,11 +24,11 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from etils import epath
 
-from bertjax.errors import CommandError
+from bertjax.errors import LockLostError
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 from data_pipelines.paths import (
@@ -42,13 +44,33 @@ LOCK_FILE = "lock.json"
 _SCHEMA = {"pid?": int, "started?": int, "host?": str, "machine?": str, "id?": str}
 HEARTBEAT_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 20.0  # several heartbeats of a living holder
+_MAX_READINGS = 5  # of a lock file, until one is recent
 HANDOVER_SECONDS = 60.0  # a preempted run has 30 seconds on most services
 VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even over NFS
 _log = logging.getLogger("bertjax")
 
 
-class LockLostError(CommandError):
-    """Another run has taken the workdir."""
+class Clocks(NamedTuple):
+    """A time by two clocks, of which one may stop and the other may be set while a machine sleeps.
+
+    Attributes:
+      monotonic: seconds of `time.monotonic`.
+      unix: seconds of `time.time`.
+    """
+
+    monotonic: float
+    unix: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return the present time."""
+        return cls(time.monotonic(), time.time())
+
+    def is_recent(self) -> bool:
+        """Return whether no other run can have taken a lock that was seen at this time."""
+        now = self.now()
+        passed = now.monotonic - self.monotonic, abs(now.unix - self.unix)
+        return max(passed) < LOCK_TIMEOUT_SECONDS / 2
 
 
 class WorkdirLock:
@@ -60,15 +82,19 @@ class WorkdirLock:
       workdir: the directory.
       option: the argument that names it, for errors.
 
+    Attributes:
+      workdir: the directory.
+
     Raises:
       InputError: another run holds the workdir, it is not writable, or a process does not see it.
     """
 
     def __init__(self, workdir: epath.Path, option: str = "--workdir") -> None:
-        self._workdir, self._path, self._option = workdir, workdir / LOCK_FILE, option
+        self.workdir, self._path, self._option = workdir, workdir / LOCK_FILE, option
         self._created: list[epath.Path] = []
         self._lost = threading.Event()
         self._released = threading.Event()
+        self._last_seen: Clocks | None = None  # when the lock was known to be held
 
     def __enter__(self) -> Self:
         error: InputError | None = None
@@ -83,18 +109,18 @@ class WorkdirLock:
             except Exception as failure:  # each storage library has its own
                 reason = (str(failure).splitlines() or [type(failure).__name__])[0]
                 error = InputError(
-                    f"{self._workdir}: not writable ({reason}). Use another {self._option}, or one "
+                    f"{self.workdir}: not writable ({reason}). Use another {self._option}, or one "
                     "that this account may write to."
                 )
             return [error is None, 0 if error else _mark(self._holder)]
 
         acquired, mark = distributed.broadcast_from_process_0(acquire, 2)
         if not acquired:
-            raise error or InputError(f"{self._workdir}: see the error of process 0.")
+            raise error or InputError(f"{self.workdir}: see the error of process 0.")
         if blind := distributed.failing_processes(self._sees_lock(mark)):
             self._release()
             raise InputError(
-                f"{self._workdir}: not the same directory on all processes: process {blind[0]} "
+                f"{self.workdir}: not the same directory on all processes: process {blind[0]} "
                 "does not see what process 0 wrote. Use a shared directory or one in a bucket."
             )
         return self
@@ -103,15 +129,25 @@ class WorkdirLock:
         self._release()
 
     def check(self) -> None:
-        """Raise LockLostError if another run has taken the workdir."""
+        """Raise LockLostError if a heartbeat has found that another run has taken the workdir."""
         if self._lost.is_set():
             raise LockLostError(
-                f"{self._workdir}: taken by another run after {LOCK_TIMEOUT_SECONDS:.0f} s without "
+                f"{self.workdir}: taken by another run after {LOCK_TIMEOUT_SECONDS:.0f} s without "
                 "a heartbeat of this one. Leave it to that run, or stop that run and start again."
             )
 
+    def confirm(self) -> None:
+        """Raise LockLostError if another run has taken the workdir, before a write or a deletion.
+
+        The error of a storage that is out of reach is raised as it is.
+        """
+        is_old = self._last_seen is not None and not self._last_seen.is_recent()
+        if is_old and not self._lost.is_set() and not self._is_held():
+            self._lost.set()
+        self.check()
+
     def _acquire(self) -> None:
-        self._created = make_directory(self._workdir)
+        self._created = make_directory(self.workdir)
         self._holder: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -121,13 +157,14 @@ class WorkdirLock:
             "heartbeats": 0,
         }
         fix = f"Use another {self._option}."
-        problem = f"{self._workdir}: another run has just started there. {fix}"
-        start = self._workdir / f"{LOCK_FILE}.start"
+        problem = f"{self.workdir}: another run has just started there. {fix}"
+        start = self.workdir / f"{LOCK_FILE}.start"
         with contextlib.nullcontext() if is_remote(start) else locked(start, problem):
             holder = _read(self._path)
             if holder is not None:
                 self._wait_until_stale(holder)
             _write(self._path, json.dumps(self._holder))
+            self._last_seen = Clocks.now()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -140,7 +177,7 @@ class WorkdirLock:
         else:
             _log.info(
                 "%s was last used by process %s on %s: waiting %.0f s for a heartbeat.",
-                *(self._workdir, holder.get("pid"), holder.get("host"), LOCK_TIMEOUT_SECONDS),
+                *(self.workdir, holder.get("pid"), holder.get("host"), LOCK_TIMEOUT_SECONDS),
             )
             began = last_beat = time.monotonic()
             while time.monotonic() < last_beat + LOCK_TIMEOUT_SECONDS:
@@ -153,7 +190,7 @@ class WorkdirLock:
                 if last_beat == began:
                     _log.info(
                         "%s: its process %s has a heartbeat: waiting %.0f s for its end.",
-                        *(self._workdir, current.get("pid"), HANDOVER_SECONDS),
+                        *(self.workdir, current.get("pid"), HANDOVER_SECONDS),
                     )
                 holder, last_beat = current, time.monotonic()
                 if last_beat > began + HANDOVER_SECONDS:
@@ -162,7 +199,7 @@ class WorkdirLock:
 
     def _raise_in_use(self, holder: dict[str, Any]) -> None:
         raise InputError(
-            f"{self._workdir}: in use by process {holder.get('pid')} on {holder.get('host')}. Wait "
+            f"{self.workdir}: in use by process {holder.get('pid')} on {holder.get('host')}. Wait "
             f"until it ends, stop it, or use another {self._option}."
         )
 
@@ -195,10 +232,21 @@ class WorkdirLock:
             remove_empty(self._created)
 
     def _is_held(self) -> bool:
-        """Return whether the lock file is that of this process."""
-        holder = _read(self._path) or {}
-        # The answer to a heartbeat may have been lost, so their number does not count.
-        return holder | {"heartbeats": 0} == self._holder | {"heartbeats": 0}
+        """Return whether the lock file is that of this process.
+
+        Raises:
+          OSError: the storage is out of reach, or so slow that the answer would be old.
+        """
+        for _ in range(_MAX_READINGS):
+            start = Clocks.now()
+            holder = _read(self._path) or {}
+            # The answer to a heartbeat may have been lost, so their number does not count.
+            if holder | {"heartbeats": 0} != self._holder | {"heartbeats": 0}:
+                return False
+            if start.is_recent():  # the process was not frozen since
+                self._last_seen = start
+                return True
+        raise OSError(f"reading takes more than {LOCK_TIMEOUT_SECONDS / 2:.0f} s")
 
 
 def _read(path: epath.Path) -> dict[str, Any] | None:

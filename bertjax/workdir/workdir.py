@@ -13,11 +13,13 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.config.loading import parse_config, read_config_dict, read_run_record
+from bertjax.errors import LockLostError
 from bertjax.mesh import distributed
 from bertjax.mesh.agreement import check_agreement
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.version import __version__
+from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 
@@ -58,7 +60,7 @@ _PROCESS_FIELDS = {"data.dir", "data.workers"}
 
 @contextlib.contextmanager
 def claim_workdir(
-    workdir: epath.Path, config: Config, task: Task, other_records: Collection[epath.Path] = ()
+    lock: WorkdirLock, config: Config, task: Task, other_records: Collection[epath.Path] = ()
 ) -> Iterator[None]:
     """Record a run in a new workdir; delete new records if the block rejects the run.
 
@@ -66,7 +68,7 @@ def claim_workdir(
     takes too much memory.
 
     Args:
-      workdir: directory of the run.
+      lock: lock of the directory of the run, which is held.
       config: resolved configuration.
       task: the task with its data.
       other_records: files that the block may write beside config.json and run.json.
@@ -74,6 +76,7 @@ def claim_workdir(
     Raises:
       InputError: see `check_workdir`.
     """
+    workdir = lock.workdir
     records = [workdir / "run.json", workdir / "config.json", *other_records]
     new_records: list[epath.Path] = []
     if distributed.is_process_0():
@@ -88,9 +91,11 @@ def claim_workdir(
     try:
         yield
     except (InputError, jax.errors.JaxRuntimeError):
-        if not (workdir / "checkpoints").exists():
-            for path in new_records:
-                path.unlink(missing_ok=True)
+        if new_records and not (workdir / "checkpoints").exists():
+            with contextlib.suppress(LockLostError):
+                lock.confirm()
+                for path in new_records:
+                    path.unlink(missing_ok=True)
         raise
 
 
