@@ -54,7 +54,9 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], dict[str,
         {
             "max_seq_length": 420,
             "data": {
-                **{"version": 2, "null_score": "softmax", "doc_stride": 37},
+                "version": 2,
+                "null_score": "softmax",
+                "doc_stride": 37,
                 "max_query_length": 5,
             },
             "calibration": {THRESHOLD: -1.27},
@@ -211,6 +213,24 @@ def test_tf1_stores_the_settings_of_the_run(runs, task: str, tmp_path) -> None:
     pytest.importorskip("tensorflow")
     convert(runs[task], tmp_path / "tf1", "bertjax", "tf1")
     assert settings_of(tmp_path / "tf1") == settings_of(runs[task])
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_conversion_of_an_export_without_a_length_keeps_those_of_the_run(
+    exports, task: str, tmp_path
+) -> None:
+    """Directories of TF1 have no `model_max_length`."""
+    bare = edited(exports[task], tmp_path / "bare")
+    (bare / "tokenizer_config.json").unlink()
+    convert(bare, tmp_path / "hf", "hf", "hf")
+    assert settings_of(bare) == settings_of(tmp_path / "hf") == settings_of(exports[task])
+
+
+def test_conversion_of_an_edited_export_stores_the_edit(exports, tmp_path) -> None:
+    path = edited(exports["question_answering"], tmp_path / "edited", model_max_length=300)
+    convert(path, tmp_path / "hf", "hf", "hf")
+    (tmp_path / "hf" / "tokenizer_config.json").unlink()
+    assert settings_of(tmp_path / "hf") == settings_of(path)
 
 
 @pytest.mark.slow
@@ -378,7 +398,7 @@ def test_invalid_value_is_rejected_with_the_fix(
 
 
 def test_encoder_of_an_export_with_invalid_settings_can_be_used(exports, tmp_path) -> None:
-    """To initialize a model and for embeddings, which read none of them."""
+    """Embeddings and initialization read none of them."""
     path = edited(exports["question_answering"], tmp_path / "edited", **{"data.doc_stride": 0})
     model = bertjax.load(path)
     assert model.encode("ba ki").shape == (SHAPE.hidden_size,)
@@ -413,12 +433,13 @@ def test_unknown_fields_are_named_once_and_ignored(exports, tmp_path, caplog) ->
     assert message.endswith("not read: calibration.x, data.dir, init, loss.")
 
 
-def test_settings_of_another_task_are_ignored(exports, tmp_path) -> None:
+def test_settings_of_another_task_are_ignored(exports, tmp_path, caplog) -> None:
     path = exports["question_answering"]
     other = edited(path, tmp_path / "other", task="os:system")
     plain = edited(path, tmp_path / "plain", object=None)
     assert settings_of(other) == settings_of(plain) != settings_of(path)
     assert PretrainedModel(other).calibration == {}
+    assert "of task='os:system', and not read with task=question_answering" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -430,6 +451,13 @@ def test_settings_of_another_task_are_ignored(exports, tmp_path) -> None:
             {"version": 2, "null_score": "softmax"},
             {"max_seq_length": 300, "doc_stride": 100, "max_query_length": 50},
         ),
+        (
+            "question_answering",
+            500,
+            {"version": 2, "null_score": "softmax"},
+            {"max_seq_length": 500, "doc_stride": 166, "max_query_length": 83},
+        ),
+        ("answer_extraction", 500, {}, {"max_seq_length": 500, "doc_stride": 166}),
         ("answer_extraction", 300, {}, {"max_seq_length": 300, "doc_stride": 100}),
         ("sequence_classification", 99, {"truncation": "tail"}, {"max_seq_length": 99}),
         ("generation", 99, {}, {"max_seq_length": 147, "max_target_length": 48}),
@@ -472,6 +500,9 @@ class LoudTask(SequenceClassificationTask):
     INFERENCE_FIELDS = ("data.mode",)
 
 
+AliasTask = SequenceClassificationTask  # imported under another name
+
+
 NAME = f"{__name__}:LoudTask"
 
 
@@ -482,6 +513,20 @@ def test_inference_field_that_is_no_field_is_rejected(name: str) -> None:
 
 
 USED = {"max_seq_length": 16, "data": {"mode": "loud", "truncation": "tail"}}
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        "bertjax.tasks.sequence_classification.task:SequenceClassificationTask",
+        f"{__name__}:AliasTask",
+    ],
+)
+def test_settings_are_those_of_the_class_whatever_its_name_in_the_run(alias, tmp_path) -> None:
+    run = write_run(tmp_path / "run", alias, *RUNS["sequence_classification"][:3])
+    convert(run, tmp_path / "hf", "bertjax", "hf")
+    config = registry.infer_config(read_model(tmp_path / "hf"))
+    assert (config.max_seq_length, config.data["truncation"]) == (16, "tail")
 
 
 @pytest.mark.slow

@@ -64,12 +64,6 @@ def parse_settings(config_dict: Mapping[str, Any], file: epath.Path) -> Inferenc
     content = config_dict.get(KEY)
     if content is None:
         return None
-    if isinstance(content, dict):
-        for section in (content, *(content[name] for name in _SECTIONS if name in content)):
-            for name in section if isinstance(section, dict) else ():
-                if not name.isidentifier() or len(name) > _MAX_NAME_LENGTH:
-                    raise InputError(f"{file}: {KEY}: {name[:40]!r} is no name of a field. {FIX}")
-    check_schema(f"{file}: ", config_dict, {KEY: _SCHEMA}, FIX)
     if "transformers_version" in config_dict:
         message = (
             f"{file}: transformers has saved this file, maybe after more training: {KEY} is not "
@@ -77,6 +71,12 @@ def parse_settings(config_dict: Mapping[str, Any], file: epath.Path) -> Inferenc
         )
         warn_once((str(file), KEY), message)
         return None
+    if isinstance(content, dict):
+        for section in (content, *(content[name] for name in _SECTIONS if name in content)):
+            for name in section if isinstance(section, dict) else ():
+                if not name.isidentifier() or len(name) > _MAX_NAME_LENGTH:
+                    raise InputError(f"{file}: {KEY}: {name[:40]!r} is no name of a field. {FIX}")
+    check_schema(f"{file}: ", config_dict, {KEY: _SCHEMA}, FIX)
     fields = {name: content[name] for name in content.keys() - {"task", *_SECTIONS}}
     for section in _SECTIONS:
         fields |= {f"{section}.{name}": x for name, x in (content.get(section) or {}).items()}

@@ -19,7 +19,7 @@ from bertjax.formats.sentence_transformers import (
     write_modules,
 )
 from bertjax.formats.tensors import NumpyModel, PoolingConfig
-from bertjax.inference.trained_model import read_trained_model
+from bertjax.inference.trained_model import read_published_model, read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
 from bertjax.model.heads import PROJECTION
@@ -117,11 +117,7 @@ class _Source(NamedTuple):
 
 def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
     is_checkpoint = format_name == "bertjax"
-    if is_checkpoint:
-        model = read_trained_model(path)
-    else:
-        registry.register_heads()
-        model = read_model(path, format_name)
+    model = read_trained_model(path) if is_checkpoint else read_published_model(path, format_name)
     files = metadata_files(path) if is_checkpoint else []
     metadata = {file.name: file.read_bytes() for file in files}
     card = model_card(model, path, _read_eval_scores(path)) if target_format == "hf" else ""

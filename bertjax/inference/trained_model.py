@@ -34,3 +34,17 @@ def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
         settings = make_settings(task, config, calibration)
     history = read_history(checkpoint)
     return dataclasses.replace(model, max_seq_length=length, history=history, inference=settings)
+
+
+def read_published_model(directory: epath.PathLike, format_name: str | None = None) -> NumpyModel:
+    """Return a model of another format, to be written in a format.
+
+    Args:
+      directory: its directory.
+      format_name: see `bertjax.formats.loading.read_model`.
+
+    Raises:
+      InputError: the directory is no model; see `read_model`.
+    """
+    registry.register_heads()
+    return registry.with_applied_settings(read_model(directory, format_name))

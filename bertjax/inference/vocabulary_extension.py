@@ -13,13 +13,11 @@ from etils import epath
 from bertjax.checkpointing.lookup import read_checkpoint
 from bertjax.formats import huggingface
 from bertjax.formats.detection import find_format
-from bertjax.formats.loading import read_model
 from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.trained_model import read_trained_model
+from bertjax.inference.trained_model import read_published_model, read_trained_model
 from bertjax.mesh.sharding import map_named, named_leaves
 from bertjax.model.bert import param_shapes
-from bertjax.tasks import registry
 from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -156,8 +154,7 @@ def _read_wordpiece_model(source: epath.Path) -> NumpyModel:
     if find_format(source) == "bertjax":
         model = read_checkpoint(source, read_trained_model)
     else:
-        registry.register_heads()
-        model = read_model(source)
+        model = read_published_model(source)
     model.named_arrays("hf")  # fails before the text is read
     if model.tokenizer is None:
         raise InputError(f"{source}: has no vocabulary. Add vocab.txt.")

@@ -21,6 +21,22 @@ _MAX_SHOWN = 300  # characters of an error with a value of the file
 _MAX_NAMES = 5  # unknown fields that a warning names
 
 
+def class_path(task: type[Task]) -> str:
+    """Return MODULE:CLASS of the module that defines a task."""
+    return f"{task.__module__}:{task.__qualname__}"
+
+
+def is_trained_for(model: NumpyModel, name: str, task: type[Task]) -> bool:
+    """Return whether the settings of a model are those of a task.
+
+    Args:
+      model: the model.
+      name: name of the task in a configuration; a class may be imported under several names.
+      task: its class.
+    """
+    return model.inference is not None and model.inference.task in (name, class_path(task))
+
+
 def make_settings(
     task: type[Task], config: Config, calibration: Mapping[str, float]
 ) -> InferenceSettings | None:
@@ -30,6 +46,9 @@ def make_settings(
       task: class of the task.
       config: configuration of the run.
       calibration: calibration of the checkpoint.
+
+    Raises:
+      InputError: a field of a user's task is neither a number nor a text.
     """
     values: Any = config.to_dict()
     fields = {
@@ -42,7 +61,11 @@ def make_settings(
             if (value := values[section][item.name]) != item.default:
                 fields[f"{section}.{item.name}"] = value
     fields = {name: value for name, value in fields.items() if value is not None}  # the defaults
-    return InferenceSettings(config.task, fields) if fields else None
+    for name, value in fields.items():
+        if not isinstance(value, bool | int | float | str):
+            raise InputError(f"{name}={value!r}: not a number or a text, as exports store it.")
+    name = class_path(task) if ":" in config.task else config.task
+    return InferenceSettings(name, fields) if fields else None
 
 
 def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Config:
@@ -60,7 +83,14 @@ def apply_settings(config: Config, task: type[Task], model: NumpyModel) -> Confi
       InputError: a value has the wrong type, is out of range or contradicts another one.
     """
     settings = model.inference
-    if settings is None or settings.task != config.task:
+    if settings is None:
+        return config
+    if not is_trained_for(model, config.task, task):
+        message = (
+            f"{settings.location}: of task={settings.task[:_MAX_SHOWN]!r}, and not read with task="
+            f"{config.task}. If you trust the code of that task, add --task."
+        )
+        warn_once((settings.location, config.task), message)
         return config
     fields, fix = _known_fields(settings, task, config), FIX
     try:
@@ -103,7 +133,7 @@ def _known_fields(settings: InferenceSettings, task: type[Task], config: Config)
 def find_calibration(config: Config, task: type[Task], model: NumpyModel) -> dict[str, float]:
     """Return the calibration that the directory of a model has for this task; empty without one."""
     settings = model.inference
-    if settings is None or settings.task != config.task:
+    if settings is None or not is_trained_for(model, config.task, task):
         return {}
     names = {name: f"{_CALIBRATION}{name}" for name in task.calibration}
     fields = settings.fields

@@ -6,6 +6,7 @@ configuration or by `--task`. The name in a checkpoint alone runs no code.
 """
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import shlex
@@ -21,7 +22,13 @@ from bertjax.config.user_functions import add_current_directory
 from bertjax.formats.tensors import NumpyModel
 from bertjax.model.heads import HEADS
 from bertjax.steps.objective import Objective
-from bertjax.tasks.inference_settings import apply_settings, find_calibration
+from bertjax.tasks.inference_settings import (
+    apply_settings,
+    class_path,
+    find_calibration,
+    is_trained_for,
+    make_settings,
+)
 from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
@@ -151,7 +158,7 @@ def _known_names() -> list[str]:
     classes, imported = Task.__subclasses__(), list[str]()
     for task in classes:  # which grows
         classes += task.__subclasses__()
-        name = f"{task.__module__}:{task.__qualname__}"
+        name = class_path(task)
         is_task = hasattr(task, "DATA_FIELDS") and not inspect.isabstract(task)
         if is_task and task.__qualname__.isidentifier() and name not in TASKS.values():
             imported.append(name)
@@ -185,9 +192,8 @@ def _infer_config(model: NumpyModel, names: Iterable[str]) -> Config | None:
 
     The task of its run comes first.
     """
-    trained_for = model.inference.task if model.inference else ""
-    for name in sorted(names, key=lambda name: name != trained_for):
-        task = find_task(name)
+    tasks = {name: find_task(name) for name in names}
+    for name, task in sorted(tasks.items(), key=lambda item: not is_trained_for(model, *item)):
         fields = task.config_for_model(model)
         if fields is not None:
             data = {**data_fields()[name], **fields.get("data", {})}
@@ -204,6 +210,30 @@ def infer_calibration(model: NumpyModel) -> dict[str, float]:
     """
     config = _infer_config(model, _known_names()) if model.inference else None
     return find_calibration(config, find_task(config.task), model) if config else {}
+
+
+def with_applied_settings(model: NumpyModel) -> NumpyModel:
+    """Return a model in another format with the text length and the settings that it is used with.
+
+    Its files may lack the length, or have lengths that an edited `model_max_length` replaces.
+
+    Raises:
+      InputError: the settings of the model are invalid.
+    """
+    settings = model.inference
+    config = _infer_config(model, _known_names()) if settings else None
+    if config is None or settings is None:
+        return model
+    task = find_task(config.task)
+    if not is_trained_for(model, config.task, task):
+        return model
+    applied = make_settings(task, config, find_calibration(config, task, model))
+    fields = {**settings.fields, **(applied.fields if applied else {})}
+    return dataclasses.replace(
+        model,
+        max_seq_length=task.max_text_length(config),
+        inference=settings._replace(fields=fields),
+    )
 
 
 def data_fields(imports_task: bool = False) -> Mapping[str, Mapping[str, Any]]:

@@ -13,9 +13,8 @@ from bertjax.checkpointing.lookup import read_checkpoint
 from bertjax.config.config import Config
 from bertjax.config.loading import read_config
 from bertjax.formats.detection import find_format
-from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.trained_model import read_trained_model
+from bertjax.inference.trained_model import read_published_model, read_trained_model
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
@@ -83,8 +82,7 @@ def load_source(checkpoint: epath.PathLike, task: str | None = None) -> Source:
     format_name = find_format(checkpoint)
     if format_name == "bertjax":
         return read_checkpoint(checkpoint, _read_checkpoint)
-    registry.register_heads()
-    model = read_model(checkpoint, format_name)
+    model = read_published_model(checkpoint, format_name)
     if model.unexpected_keys:
         raise InputError(
             f"{checkpoint}: the head of {', '.join(model.unexpected_keys[:3])} is unknown and "

@@ -18,6 +18,7 @@ from bertjax.tasks.answer_extraction.objective import SCORERS, AnswerExtractionO
 from bertjax.tasks.answer_extraction.pipeline import AnswerExtractionPipeline
 from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_files
+from bertjax.tasks.inference_settings import is_trained_for
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.question_answering.objective import FILES
 from data_pipelines.errors import InputError
@@ -128,5 +129,8 @@ class AnswerExtractionTask(FinetuningTask):
         scorer = next((name for name, head in SCORERS.items() if head in model.params), None)
         if scorer is None:
             return None
-        length = min(_MAX_SEQ_LENGTH, model.max_text_length)
+        length = model.max_text_length
+        # The length of its run, or an edit of that, may be larger.
+        if not is_trained_for(model, "answer_extraction", cls):
+            length = min(_MAX_SEQ_LENGTH, length)
         return {"max_seq_length": length, "data": {"scorer": scorer, "doc_stride": length // 3}}

@@ -11,6 +11,7 @@ from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, TFDS_SPLITS, find_files
+from bertjax.tasks.inference_settings import is_trained_for
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.question_answering import report
 from bertjax.tasks.question_answering.evaluation import (
@@ -126,7 +127,10 @@ class QuestionAnsweringTask(FinetuningTask):
         """Return configuration fields for a model with this head."""
         if (fields := super().config_for_model(model)) is None:
             return None
-        length = min(_MAX_SEQ_LENGTH, fields["max_seq_length"])
+        length = fields["max_seq_length"]
+        # The length of its run, or an edit of that, may be larger.
+        if not is_trained_for(model, "question_answering", cls):
+            length = min(_MAX_SEQ_LENGTH, length)
         data = {"doc_stride": length // 3, "max_query_length": length // 6}
         return {"max_seq_length": length, "data": data}
 
