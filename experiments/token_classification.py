@@ -63,7 +63,11 @@ def get_config(
             "optimizer": {"learning_rate": 1e-3},
         }
     data_fields = {
-        **{"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context},
-        **{"word_column": word_column, "tag_column": tag_column},
+        "dir": data,
+        "train_file": train_file,
+        "eval_file": eval_file,
+        "context": context,
+        "word_column": word_column,
+        "tag_column": tag_column,
     }
     return finetuning_config("token_classification", init, data_fields, smoke, **fields)

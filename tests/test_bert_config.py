@@ -16,7 +16,7 @@ CONFIG = BertConfig(120, 2, 32, 4, intermediate_size=96)
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"hidden_size": 32.0}, "hidden_size=32.0"),
-        ({"intermediate_size": 0}, "feed_forward_size=0"),
+        ({"intermediate_size": 0}, "intermediate_size=0"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob=1.0"),
         ({"attention_probs_dropout_prob": 0.999999}, "attention_probs_dropout_prob=0.999999"),
         ({"attention_probs_dropout_prob": 0.001}, "attention_probs_dropout_prob=0.001"),

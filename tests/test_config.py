@@ -55,7 +55,7 @@ def test_load_config_suggests_the_nearest_field(field: str, nearest: str) -> Non
         ),
         (
             {"num_train_epochs": 3},
-            "there is no such field. Of Trainer's argument it is steps='3 ep",
+            "num_train_epochs=3: an argument of Trainer. Use steps, such as '3 epochs'",
         ),
         ({"packing": 1}, "packing=1: is of type int. Use bool"),
         ({"model": 3}, "model=3: is not a section. Set fields such as model.vocab_size"),

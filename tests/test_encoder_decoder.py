@@ -90,9 +90,12 @@ def test_written_config_is_that_of_an_encoder_decoder(tmp_path) -> None:
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     encoder, decoder = config.pop("encoder"), config.pop("decoder")
     assert config == {
-        **{"architectures": ["EncoderDecoderModel"], "model_type": "encoder-decoder"},
-        **{"is_encoder_decoder": True, "pad_token_id": TOKENIZER.pad_id},
-        **{"decoder_start_token_id": TOKENIZER.cls_id, "eos_token_id": TOKENIZER.sep_id},
+        "architectures": ["EncoderDecoderModel"],
+        "model_type": "encoder-decoder",
+        "is_encoder_decoder": True,
+        "pad_token_id": TOKENIZER.pad_id,
+        "decoder_start_token_id": TOKENIZER.cls_id,
+        "eos_token_id": TOKENIZER.sep_id,
     }
     assert decoder.pop("is_decoder") and decoder.pop("add_cross_attention")
     assert encoder.pop("architectures") == ["BertModel"]

@@ -48,13 +48,20 @@ def count_alarms(evaluation):
     return {"alarms": sum(record["intent"] == "alarm" for record in records)}
 """
 CONFIG = {
-    **{"task": "joint_task:JointTask", "max_seq_length": 32, "batch_size": 16, "steps": 60},
-    **{"log_every": 20, "checkpoint_every": 30, "eval_every": 30},
+    "task": "joint_task:JointTask",
+    "max_seq_length": 32,
+    "batch_size": 16,
+    "steps": 60,
+    "log_every": 20,
+    "checkpoint_every": 30,
+    "eval_every": 30,
     "loss_weights": "intent=1,slot=0.5",
     "metrics": "joint_functions:count_alarms",
     "model": {
-        **{"vocab_size": 128, "num_hidden_layers": 1},
-        **{"hidden_size": 64, "num_attention_heads": 2},
+        "vocab_size": 128,
+        "num_hidden_layers": 1,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
     },
     "optimizer": {"learning_rate": 3e-3, "warmup": 2},
 }

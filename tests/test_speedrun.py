@@ -76,11 +76,19 @@ def test_training_options_do_not_change_the_eval_split(tmp_path, monkeypatch) ->
     rules = {flag.removeprefix("--config."): value for flag, _, value in flags}
     assert "data.dir" not in rules
     training = {
-        **{"max_seq_length": 64, "packing": True, "eval_batches": 3},
-        **{"data.objective": "mlm", "data.full_sentences": True, "data.masking": "span"},
-        **{"data.max_predictions_per_seq": 5, "data.short_seq_prob": 0.5},
-        **{"data.random_tokens": "all", "data.max_examples_per_seq": 2, "data.dupe_factor": 3},
-        **{"data.mask_replace_prob": 0.5, "data.mixture_weights": "1+2"},
+        "max_seq_length": 64,
+        "packing": True,
+        "eval_batches": 3,
+        "data.objective": "mlm",
+        "data.full_sentences": True,
+        "data.masking": "span",
+        "data.max_predictions_per_seq": 5,
+        "data.short_seq_prob": 0.5,
+        "data.random_tokens": "all",
+        "data.max_examples_per_seq": 2,
+        "data.dupe_factor": 3,
+        "data.mask_replace_prob": 0.5,
+        "data.mixture_weights": "1+2",
     }
     spec = "pretraining:model=mini,recipe=modern,data=corpus"
     pairs = {**training, "data.objective": "mlm_nsp", "data.full_sentences": False}

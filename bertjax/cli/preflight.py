@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         choices=["batch"],
-        help="find the largest batch size a device that fits, to one percent; compiles a program "
+        help="find the largest per-device batch size that fits, within 1%%; compiles a program "
         "for each try (none)",
     )
 
@@ -85,14 +85,16 @@ def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightRepo
     reports = []
     for remat in (False, True) if config.model.encoder == "transformer" else (False,):
         report = largest_batch(config, topology, remat)
-        size = "none fits" if report is None else f"{report.train.per_device_batch_size} fit"
-        print(f"sequences a device {'with' if remat else 'without'} remat: {size}", flush=True)
+        size = "none fits" if report is None else f"{report.train.per_device_batch_size:,}"
+        print(
+            f"largest per-device batch size {'with' if remat else 'without'} remat: {size}",
+            flush=True,
+        )
         reports += [report] if report else []
     if not reports:
         raise CommandError(
-            f"batch_size: not even {config.gradient_accumulation_steps} sequences a device, one an "
-            f"accumulation step, fit {topology.name}. Use more devices, or a mesh that splits the "
-            "model."
+            f"batch_size: not even one sequence per device and microbatch fits {topology.name}. "
+            "Use more devices, or a mesh that splits the model."
         )
     print()
     return max(reports, key=lambda report: report.train.per_device_batch_size)

@@ -29,8 +29,11 @@ _AT_LEAST_1 = (
 )
 # Each would be allocated. `max_seq_length` is bounded by the positions of the model.
 _AT_MOST = {
-    **{"batch_size": 1 << 24, "batch_size_rampup": 1 << 24, "eval_batch_size": 1 << 24},
-    **{"gradient_accumulation_steps": 1 << 20, "max_to_keep": 1 << 20},
+    "batch_size": 1 << 24,
+    "batch_size_rampup": 1 << 24,
+    "eval_batch_size": 1 << 24,
+    "gradient_accumulation_steps": 1 << 20,
+    "max_to_keep": 1 << 20,
 }
 _AT_LEAST_0 = (
     *("eval_batches", "eval_batch_size", "watchdog_minutes", "replay_every", "early_stopping"),

@@ -10,7 +10,6 @@ stands for its file. A file in JSON, such as the config.json of a run, or in YAM
 themselves and no options.
 """
 
-import ast
 import copy
 import difflib
 import functools
@@ -26,6 +25,7 @@ from typing import Any
 import ml_collections
 from etils import epath
 
+from bertjax.config.fields import parse_literal
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
@@ -182,16 +182,8 @@ def override_fields(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise InputError(f"{path}={value!r}: {name} is a value, not a section. Remove it.")
-        section[field] = _parse_literal(value) if isinstance(value, str) else value
+        section[field] = parse_literal(value) if isinstance(value, str) else value
     return result
-
-
-def _parse_literal(text: str) -> Any:
-    """Return the value of a Python literal, or the text if it is none."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def _parse_options(

@@ -12,25 +12,30 @@ from data_pipelines.errors import InputError
 
 Options = TypeVar("Options")
 
+_GLOBAL = ", the sequences or examples on all devices"
 # What users of `TrainingArguments` try, and no field resembles.
 _TRAINER_ARGUMENTS = {
-    **{
-        "num_train_epochs": "steps='3 epochs'",
-        "max_steps": "steps",
-        "warmup_steps": "optimizer.warmup",
-    },
-    **{"warmup_ratio": "optimizer.warmup=10%", "lr_scheduler_type": "optimizer.schedule"},
-    **{"learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay"},
-    **{
-        "per_device_train_batch_size": "batch_size",
-        "per_device_eval_batch_size": "eval_batch_size",
-    },
-    **{"logging_steps": "log_every", "eval_steps": "eval_every", "save_steps": "checkpoint_every"},
-    **{"eval_strategy": "eval_every", "save_strategy": "checkpoint_every"},
-    **{"save_total_limit": "max_to_keep", "metric_for_best_model": "best_metric"},
-    **{"load_best_model_at_end": "best_metric", "label_smoothing_factor": "data.label_smoothing"},
+    "num_train_epochs": "steps, such as '3 epochs'",
+    "max_steps": "steps",
+    "warmup_steps": "optimizer.warmup",
+    "warmup_ratio": "optimizer.warmup, such as '10%'",
+    "lr_scheduler_type": "optimizer.schedule",
+    "learning_rate": "optimizer.learning_rate",
+    "weight_decay": "optimizer.weight_decay",
+    "per_device_train_batch_size": f"batch_size{_GLOBAL}",
+    "per_device_eval_batch_size": f"eval_batch_size{_GLOBAL}",
+    "logging_steps": "log_every",
+    "eval_steps": "eval_every",
+    "save_steps": "checkpoint_every",
+    "eval_strategy": "eval_every",
+    "save_strategy": "checkpoint_every",
+    "save_total_limit": "max_to_keep",
+    "metric_for_best_model": "best_metric",
+    "load_best_model_at_end": "best_metric",
+    "label_smoothing_factor": "data.label_smoothing",
     **dict.fromkeys(("bf16", "fp16"), "model.dtype=bfloat16"),
-    **{"output_dir": "--workdir", "model_name_or_path": "init"},
+    "output_dir": "--workdir",
+    "model_name_or_path": "init",
 }
 
 
@@ -67,19 +72,26 @@ def build_dataclass(
             )
         else:
             values[name] = coerce(prefix + name, value, hint)
-    return cls(**values)
+    try:
+        return cls(**values)
+    except InputError as error:  # classes that are no part of a configuration, too, name no section
+        if str(error).startswith(prefix):
+            raise
+        raise InputError(f"{prefix}{error}") from None
 
 
 def unknown_field_message(name: str, value: Any, known: Sequence[str]) -> str:
     """Return the error message for an unknown field, with the most similar known one."""
     if field := _TRAINER_ARGUMENTS.get(name):
-        return f"{name}={value!r}: there is no such field. Of Trainer's argument it is {field}."
+        return f"{name}={value!r}: an argument of Trainer. Use {field}."
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"{name}={value!r}: there is no such field. Did you mean {nearest[0]}?"
 
 
 def coerce(name: str, value: Any, hint: Any) -> Any:
-    """Return a value in the type of its field; whole numbers may be integers, floats or text.
+    """Return a value in the type of its field.
+
+    An integer becomes a float or a text, an integral float an integer, and a tuple the text "0,2".
 
     Args:
       name: name of the field in error messages.
@@ -119,7 +131,7 @@ def _all_fields(cls: type, prefix: str = "") -> list[str]:
 
 
 def override_options(options: Options, values: Mapping[str, Any]) -> Options:
-    """Return a dataclass of options with those of some values that are named like a field.
+    """Return a dataclass of options in which the fields that occur in `values` are replaced.
 
     Args:
       options: the options.
@@ -133,12 +145,13 @@ def override_options(options: Options, values: Mapping[str, Any]) -> Options:
         if name in values:
             value = values[name]
             if isinstance(value, str):
-                value = _parse_value(value.strip())
+                value = parse_literal(value.strip())
             changes[name] = coerce(name, value, hint)
     return dataclasses.replace(options, **changes) if changes else options  # type: ignore[type-var]
 
 
-def _parse_value(text: str) -> Any:
+def parse_literal(text: str) -> Any:
+    """Return the value of a Python literal, or the text if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -61,8 +61,12 @@ SCHEMA = {  # of config.json
     **{f"{name}?": float if name in _FLOAT_FIELDS else int for name in FIELDS},
     **dict.fromkeys(("model_type?", "hidden_act?", "problem_type?", f"{_DECODER_KIND}?"), str),
     **dict.fromkeys(("is_decoder?", "tie_word_embeddings?"), bool),
-    **{"architectures?": [str], "num_labels?": int, "decoder_start_token_id?": int},
-    **{"encoder?": {str: object}, "decoder?": {str: object}, f"{_LABEL_SETS}?": {str: [str]}},
+    "architectures?": [str],
+    "num_labels?": int,
+    "decoder_start_token_id?": int,
+    "encoder?": {str: object},
+    "decoder?": {str: object},
+    f"{_LABEL_SETS}?": {str: [str]},
     f"{_HISTORY}?": [str],
 }
 FIX = "Give the directory as published."

@@ -15,15 +15,28 @@ from data_pipelines.schedules import parse_schedule
 from data_pipelines.schema import check_schema, read_json_object
 
 _SCHEMA = {
-    **{"task": str, "batch_size": int, "max_seq_length": int, "steps": (int, str), "seed": int},
-    **{"init": str, "data": {"dir": str}, "optimizer": {"name": str, "learning_rate": float}},
-    **{"eval_batches": int, "init_layers": str, "init_positions": str, "distill": {"teacher": str}},
+    "task": str,
+    "batch_size": int,
+    "max_seq_length": int,
+    "steps": (int, str),
+    "seed": int,
+    "init": str,
+    "data": {"dir": str},
+    "optimizer": {"name": str, "learning_rate": float},
+    "eval_batches": int,
+    "init_layers": str,
+    "init_positions": str,
+    "distill": {"teacher": str},
 }
 _PRETRAINING = "pretraining"
 _PRETRAINING_SCHEMA = {
-    **{"objective": str, "masking": str, "mlm_probability": (float, str)},
-    **{"mask_replace_prob": float, "random_replace_prob": float},
-    **{"mixture_weights": str, "sampling_alpha": float},
+    "objective": str,
+    "masking": str,
+    "mlm_probability": (float, str),
+    "mask_replace_prob": float,
+    "random_replace_prob": float,
+    "mixture_weights": str,
+    "sampling_alpha": float,
 }
 _MASKED = ("mlm", "mlm_nsp")  # objectives
 # Of the arrays that each class reads; it draws its own head at random beside others.

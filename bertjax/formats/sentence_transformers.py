@@ -36,8 +36,11 @@ _TRAINED_TASK = "embeddings"
 _TRAINED_SCHEMA = {
     "max_seq_length": int,
     "data": {
-        **{"pooling": str, "normalize": bool, "projection_size": int},
-        **{"query_prompt": str, "document_prompt": str},
+        "pooling": str,
+        "normalize": bool,
+        "projection_size": int,
+        "query_prompt": str,
+        "document_prompt": str,
     },
 }
 # Names of the prompts of queries and of documents; the first that exists is used, as there.
@@ -45,8 +48,10 @@ _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus"
 _DENSE, _IDENTITY = "2_Dense", "torch.nn.modules.linear.Identity"
 _DENSE_SCHEMA = {"out_features": int, "activation_function": str}
 _SETTINGS_SCHEMA = {
-    **{"max_seq_length?": int, "do_lower_case?": bool},
-    **{"prompts?": {str: (str, None)}, "default_prompt_name?": str},
+    "max_seq_length?": int,
+    "do_lower_case?": bool,
+    "prompts?": {str: (str, None)},
+    "default_prompt_name?": str,
 }
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -223,7 +228,9 @@ def write_modules(
     if projection is not None:
         kernel, bias = (np.asarray(projection[name]) for name in ("kernel", "bias"))
         contents[f"{_DENSE}/config.json"] = {
-            **{"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": True},
+            "in_features": kernel.shape[0],
+            "out_features": kernel.shape[1],
+            "bias": True,
             "activation_function": _IDENTITY,
         }
         arrays = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}

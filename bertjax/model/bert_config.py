@@ -20,9 +20,15 @@ DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left", "pair")
 DECODERS = ("", "prefix", "masked_prefix", "cross_attention")
 # Beyond every published encoder; larger ones would be allocated before anything else fails.
 _MAXIMA = {
-    **{"vocab_size": 10_000_000, "num_hidden_layers": 1_000, "hidden_size": 1 << 16},
-    **{"num_attention_heads": 1 << 12, "intermediate_size": 1 << 18, "num_labels": 1_000_000},
-    **{"max_position_embeddings": 1 << 20, "type_vocab_size": 1 << 16, "bilstm": 1 << 16},
+    "vocab_size": 10_000_000,
+    "num_hidden_layers": 1_000,
+    "hidden_size": 1 << 16,
+    "num_attention_heads": 1 << 12,
+    "intermediate_size": 1 << 18,
+    "num_labels": 1_000_000,
+    "max_position_embeddings": 1 << 20,
+    "type_vocab_size": 1 << 16,
+    "bilstm": 1 << 16,
 }
 # Fields by which heads read something else than the last layer.
 LAYER_MIX_FIELDS = ("feature_layers", "feature_mix", "bilstm")
@@ -40,7 +46,7 @@ class BertConfig:
 
     vocab_size: int = field(30522, "rows of the word embeddings, at least the vocabulary's size")
     num_hidden_layers: int = field(12, "transformer blocks")
-    hidden_size: int = field(768, "size of the vectors between blocks")
+    hidden_size: int = field(768, "size of the hidden states")
     num_attention_heads: int = field(12, "attention heads, a divisor of `hidden_size`")
     intermediate_size: int | None = field(
         None, "size of the feed-forward layer; None for 4 times `hidden_size`"
@@ -90,15 +96,15 @@ class BertConfig:
         "bidirectional",
         'tokens that a token sees: "bidirectional" for all, "left_to_right" for itself and '
         'earlier ones, "right_to_left" for itself and later ones; "pair" for two encoders, one in '
-        "each of these directions, whose vectors are concatenated, as in ELMo",
+        "each of these directions, whose hidden states are concatenated, as in ELMo",
     )
     decoder: str = field(
         "",
         'decoder of a target text: "prefix" gives tokens of type 0 (the source) bidirectional and '
         'those of type 1 (the target) causal attention; "masked_prefix" has the same attention and '
         "predicts a target token at a [MASK] in its place, not at the token before it; "
-        '"cross_attention" adds blocks that read the target so far and the vectors of the source; '
-        '"" for none',
+        '"cross_attention" adds blocks that read the target so far and the hidden states of the '
+        'source; "" for none',
     )
     feature_layers: str = field(
         "",
@@ -136,10 +142,12 @@ class BertConfig:
             "num_attention_heads",
             "max_position_embeddings",
             "type_vocab_size",
-            "feed_forward_size",
+            "intermediate_size",
         )
         for name in sizes:
             value = getattr(self, name)
+            if value is None and name == "intermediate_size":  # the default
+                continue
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}={value!r}: not a positive integer. Use at least 1.")
         for name, largest in _MAXIMA.items():
@@ -318,9 +326,11 @@ def parse_layers(spec: str, num_hidden_layers: int) -> tuple[int, ...]:
     match = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", spec)
     if not match:
         raise InputError(f"feature_layers={spec!r}: not a layer or a range. Use -1 or -4..-1.")
-    first, last = hidden_state_indices(
-        [int(match[1]), int(match[2] or match[1])], num_hidden_layers
-    )
+    ends = int(match[1]), int(match[2] or match[1])
+    try:
+        first, last = hidden_state_indices(ends, num_hidden_layers)
+    except InputError as error:
+        raise InputError(f"feature_layers={spec!r}: {error}") from None
     if first > last:
         raise InputError(f"feature_layers={spec!r}: ends below its first layer. Swap the ends.")
     return tuple(range(first, last + 1))

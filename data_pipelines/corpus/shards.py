@@ -53,12 +53,12 @@ _FIX = "Prepare the corpus again."
 _SHARD = {"name": str, "documents": int, "sentences": int, "tokens": int, "bytes": int}
 _SHARD |= {"checksum": str}
 _SCHEMA = {
-    **{
-        "tokenizer_fingerprint": str,
-        "vocab_size": int,
-        "options": {"inputs?": [str], f"{MAX_PAIR_LENGTH}?": int, f"{SPANS}?": str},
-    },
-    **{"train_shards": [_SHARD], "eval_shards": [_SHARD], "totals": {str: float}},
+    "tokenizer_fingerprint": str,
+    "vocab_size": int,
+    "options": {"inputs?": [str], f"{MAX_PAIR_LENGTH}?": int, f"{SPANS}?": str},
+    "train_shards": [_SHARD],
+    "eval_shards": [_SHARD],
+    "totals": {str: float},
 }
 
 

@@ -38,7 +38,8 @@ _INT64, _FLOAT = "int64_list", "float_list"
 _FEATURES = {
     **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), _INT64),
     **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), _INT64),
-    **{"masked_lm_weights": _FLOAT, "next_sentence_labels": _INT64},
+    "masked_lm_weights": _FLOAT,
+    "next_sentence_labels": _INT64,
 }
 _FIX = "Give the output of create_pretraining_data.py, and its vocabulary."
 _SCHEMA = """

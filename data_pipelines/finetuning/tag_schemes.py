@@ -22,8 +22,12 @@ SCHEMES = ("BIO", "IOB1", "IOBES", "BILOU", "BMES", "BMEW")
 IO = "IO"
 WORD_TAGS = "word tags"
 _PREFIXES = {
-    **{"BIO": "BI", "IOB1": "BI", "IOBES": "BIES", "BILOU": "BILU"},
-    **{"BMES": "BMES", "BMEW": "BMEW"},
+    "BIO": "BI",
+    "IOB1": "BI",
+    "IOBES": "BIES",
+    "BILOU": "BILU",
+    "BMES": "BMES",
+    "BMEW": "BMEW",
 }
 _ALL_PREFIXES = tuple("BIESLUMW")
 _TO_IOBES = {"L": "E", "U": "S", "M": "I", "W": "S"}

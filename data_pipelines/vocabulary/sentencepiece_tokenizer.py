@@ -93,7 +93,7 @@ class SentencePieceTokenizer:
         return hashlib.sha256(self.kind.encode() + self.model).hexdigest()
 
     def save(self, directory: epath.PathLike) -> None:
-        """Write `spm.model`, and the `tokenizer_config.json` that belongs to a `tokenizer.json`."""
+        """Write `spm.model`, and the `tokenizer_config.json` of the `tokenizer.json` of exports."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(directory / MODEL_FILE, self.model)

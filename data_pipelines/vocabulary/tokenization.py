@@ -44,7 +44,8 @@ _TOKENS_SCHEMA: dict[str, Any] = {
 }
 _CONFIG_SCHEMA = _TOKENS_SCHEMA | {
     **dict.fromkeys(("do_lower_case?", "strip_accents?", "do_basic_tokenize?"), bool),
-    **{"max_input_chars_per_word?": int, "added_tokens_decoder?": {str: ADDED_TOKEN_SCHEMA}},
+    "max_input_chars_per_word?": int,
+    "added_tokens_decoder?": {str: ADDED_TOKEN_SCHEMA},
 }
 
 _MAX_WORD_CHARS = 1000

@@ -27,11 +27,15 @@ _FIX = "Download it again, or give vocab.txt."
 _STEP = {"type?": str}
 _SCHEMA = {
     "model": {
-        **{"type?": str, "unk_token?": (str, int), "continuing_subword_prefix?": str},
-        **{"vocab": ({str: int}, list), "max_input_chars_per_word?": int},
+        "type?": str,
+        "unk_token?": (str, int),
+        "continuing_subword_prefix?": str,
+        "vocab": ({str: int}, list),
+        "max_input_chars_per_word?": int,
     },
     "normalizer?": _STEP | {"lowercase?": bool, "strip_accents?": bool},
-    **{"pre_tokenizer?": _STEP, "added_tokens?": [{"id": int, **ADDED_TOKEN_SCHEMA}]},
+    "pre_tokenizer?": _STEP,
+    "added_tokens?": [{"id": int, **ADDED_TOKEN_SCHEMA}],
     "post_processor?": _STEP | {"single?": [{str: object}]},
 }
 _TEMPLATE = ["SpecialToken", "Sequence", "SpecialToken"]  # of a text

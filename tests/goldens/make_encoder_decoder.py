@@ -20,8 +20,13 @@ Draw = Callable[[str, tuple[int, ...]], np.ndarray]  # of a name and a shape
 PATH = pathlib.Path(__file__).with_name("encoder_decoder.npz")
 CLS, SEP = 2, 3
 BERT: dict[str, Any] = {
-    **{"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4},
-    **{"intermediate_size": 48, "max_position_embeddings": 32, "hidden_act": "gelu"},
+    "vocab_size": 40,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+    "hidden_act": "gelu",
 }
 PAIRS = [  # source, target
     ([5, 6, 7], [8, 9, 10, 11]),
@@ -39,12 +44,17 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beams": {"num_beams": 4, "num_return_sequences": 4},
     "never": {
-        **{"num_beams": 4, "num_return_sequences": 4},
-        **{"length_penalty": 0.0, "early_stopping": "never"},
+        "num_beams": 4,
+        "num_return_sequences": 4,
+        "length_penalty": 0.0,
+        "early_stopping": "never",
     },
     "constrained": {
-        **{"num_beams": 3, "num_return_sequences": 3, "early_stopping": True},
-        **{"no_repeat_ngram_size": 2, "min_new_tokens": 3},
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "early_stopping": True,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 3,
     },
 }
 TIED = ("decoder.cls.predictions.decoder.weight", "decoder.cls.predictions.decoder.bias")

@@ -18,8 +18,13 @@ from make_encoder_decoder import weight
 
 PATH = pathlib.Path(__file__).with_name("longer_positions.npz")
 FIELDS: dict[str, Any] = {
-    **{"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4},
-    **{"intermediate_size": 48, "max_position_embeddings": 512, "hidden_act": "gelu"},
+    "vocab_size": 40,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
 }
 TABLE = "embeddings.position_embeddings.weight"
 POSITIONS, TOKENS, VECTORS = 1024, 700, 3

@@ -55,8 +55,12 @@ TOKENIZERS: dict[str, dict[str, dict]] = {
 CONFIG = {
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
-    **{"vocab_size": len(TOKENS), "hidden_size": 8, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16},
+    "vocab_size": len(TOKENS),
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 16,
 }
 IDS = [2, 10, 12, 13, 20, 3]
 # Name -> changed fields of config.json.

@@ -19,16 +19,40 @@ from bertjax.inference.export.onnx_converter import (
 )
 
 _OPERATORS = {
-    **{"neg": "Neg", "exp": "Exp", "log": "Log", "tanh": "Tanh", "logistic": "Sigmoid"},
-    **{"erf": "Erf", "sqrt": "Sqrt", "abs": "Abs", "sign": "Sign", "floor": "Floor"},
-    **{"ceil": "Ceil", "sin": "Sin", "cos": "Cos", "pow": "Pow", "add": "Add", "add_any": "Add"},
-    **{"sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "lt": "Less"},
-    **{"le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+    "neg": "Neg",
+    "exp": "Exp",
+    "log": "Log",
+    "tanh": "Tanh",
+    "logistic": "Sigmoid",
+    "erf": "Erf",
+    "sqrt": "Sqrt",
+    "abs": "Abs",
+    "sign": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "sin": "Sin",
+    "cos": "Cos",
+    "pow": "Pow",
+    "add": "Add",
+    "add_any": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "max": "Max",
+    "min": "Min",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
 }
 _LOGICAL_OPERATORS = {"not": "Not", "and": "And", "or": "Or", "xor": "Xor"}
 _REDUCTIONS = {
-    **{"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"},
-    **{"reduce_prod": "ReduceProd", "reduce_or": "ReduceMax", "reduce_and": "ReduceMin"},
+    "reduce_sum": "ReduceSum",
+    "reduce_max": "ReduceMax",
+    "reduce_min": "ReduceMin",
+    "reduce_prod": "ReduceProd",
+    "reduce_or": "ReduceMax",
+    "reduce_and": "ReduceMin",
 }
 
 

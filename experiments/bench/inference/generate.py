@@ -32,9 +32,13 @@ from experiments.bench import harness
 
 VOCAB_SIZE, SEP, MAX_SEQ_LENGTH, NUM_TOKENS = 30522, 102, 512, 48
 SHAPE = {
-    **{"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12},
-    **{"intermediate_size": 1536, "max_position_embeddings": MAX_SEQ_LENGTH},
-    **{"vocab_size": VOCAB_SIZE, "dtype": "float32"},
+    "num_hidden_layers": 6,
+    "hidden_size": 384,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "max_position_embeddings": MAX_SEQ_LENGTH,
+    "vocab_size": VOCAB_SIZE,
+    "dtype": "float32",
 }
 SOURCE_LENGTHS, BATCH_SIZES, NUM_BEAMS = (64, 384), (1, 8), (1, 4)
 
