@@ -201,6 +201,13 @@ def test_task_of_the_current_directory_is_found(tmp_path, monkeypatch) -> None:
     assert sys.path[-1] == str(tmp_path)  # installed modules come first
 
 
+def test_class_that_no_module_has_is_not_a_task() -> None:
+    """Python keeps it among the subclasses, for example after a module was imported again."""
+    gone = type("GoneTask", (sentiment_task.SentimentTask,), {})
+    assert gone in sentiment_task.SentimentTask.__subclasses__()
+    assert all(pipeline.method for pipeline in registry.pipeline_classes())
+
+
 def test_export_rejects_two_heads_with_one_name(monkeypatch) -> None:
     twin = dataclasses.replace(
         sentiment_task.HEAD, name="twin", module_names=(("twin", "mood", "cls/mood", "output"),)

@@ -160,7 +160,8 @@ def _known_names() -> list[str]:
         classes += task.__subclasses__()
         name = class_path(task)
         is_task = hasattr(task, "DATA_FIELDS") and not inspect.isabstract(task)
-        if is_task and task.__qualname__.isidentifier() and name not in TASKS.values():
+        found = getattr(sys.modules.get(task.__module__), task.__qualname__, None)
+        if is_task and found is task and name not in TASKS.values():
             imported.append(name)
     return [*TASKS, *dict.fromkeys(imported)]
 
