@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax.mesh.device_mesh import bfloat16_warning, lacks_bfloat16, make_mesh
+from bertjax.mesh.device_mesh import (
+    bfloat16_warning,
+    lacks_bfloat16,
+    make_mesh,
+    max_predict_sequences,
+)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,24 @@ def test_bfloat16_is_warned_of_on_nvidia_gpus_before_a100(platform, capability, 
     assert lacks_bfloat16(device) == lacks
     assert ("--config.model.dtype=float32" in bfloat16_warning("bfloat16", device)) == lacks
     assert not bfloat16_warning("float32", device)
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_tokens", "per_device"),
+    [
+        ("cpu", 64, 16),
+        ("cpu", 512, 16),
+        ("gpu", 64, 512),
+        ("gpu", 384, 64),
+        ("tpu", 512, 64),
+        ("tpu", 1 << 20, 1),
+    ],
+)
+def test_batches_of_predictions_fill_every_device(
+    monkeypatch, backend: str, num_tokens: int, per_device: int
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert max_predict_sequences(num_tokens, 16) == 8 * per_device
 
 
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:

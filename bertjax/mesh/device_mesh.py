@@ -18,6 +18,7 @@ from data_pipelines.errors import InputError
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
+_ACCELERATOR_TOKENS = 32_768  # of a batch of a prediction, on each device
 
 
 def make_mesh(
@@ -144,6 +145,22 @@ def is_traced_for_cpu() -> bool:
     """Return whether code is traced for CPUs of the context's mesh, or by default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return (jax.default_backend() if device is None else device.platform) == "cpu"
+
+
+def max_predict_sequences(num_tokens: int, on_cpu: int) -> int:
+    """Return the maximal number of sequences in a batch of a prediction, over all devices.
+
+    A CPU is busy with a few sequences, and larger batches have more padding. An accelerator would
+    wait for the host: 32,768 tokens take BERT-Base on an H200 about 14 ms at 40% of its peak.
+
+    Args:
+      num_tokens: tokens of a sequence.
+      on_cpu: sequences for each CPU device.
+    """
+    # A power of two, to which batches are padded.
+    on_accelerator = 1 << max(0, (_ACCELERATOR_TOKENS // num_tokens).bit_length() - 1)
+    per_device = on_cpu if jax.default_backend() == "cpu" else on_accelerator
+    return per_device * jax.device_count()
 
 
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:

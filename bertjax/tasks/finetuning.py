@@ -16,6 +16,7 @@ from jax import Array
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.formats.tensors import NumpyModel
+from bertjax.mesh.device_mesh import max_predict_sequences
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops, losses
 from bertjax.model.heads import HEADS
@@ -34,19 +35,14 @@ from data_pipelines.finetuning.packed_examples import (
     pack_eval_batches,
     unpack_outputs,
 )
-from data_pipelines.finetuning.training_batches import (
-    StepBatches,
-    TrainingBatches,
-    process_batch,
-)
+from data_pipelines.finetuning.training_batches import StepBatches, TrainingBatches, process_batch
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-# Sequences of an eval batch for each device: fewer leave an accelerator waiting for its memory.
-_MIN_EVAL_SEQUENCES = 4
-_MAX_PREDICT_SEQUENCES = 16  # of a batch
+_MIN_EVAL_SEQUENCES = 4  # of a device; with fewer an accelerator waits for its memory
+_PREDICT_SEQUENCES = 16  # of a batch, on each CPU device
 
 
 class FinetuningObjective(Objective):
@@ -341,7 +337,7 @@ class PackedEvalSet:
       examples: the examples.
       sequence_shape: tokens and examples that a sequence holds at most.
       batch_size: sequences of a batch over all processes; 0 fits batches to the examples.
-      max_batch_size: maximal number of sequences of a batch that is fitted to the examples.
+      max_batch_size: maximal number of sequences of a batch that is fitted; 0 by the devices.
       num_processes: processes that share the sequences of a batch.
       process_id: index of this process.
     """
@@ -353,12 +349,13 @@ class PackedEvalSet:
         batch_size: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
-        max_batch_size: int = _MAX_PREDICT_SEQUENCES,
+        max_batch_size: int = 0,
     ) -> None:
         if not batch_size:  # prediction compiles the shapes that it needs
             longest, total = int(examples.sizes.max(initial=1)), int(examples.lengths.sum())
             length = packed_sequence_length(longest, total, sequence_shape.tokens)
             sequence_shape = sequence_shape._replace(tokens=length)
+            max_batch_size = max_batch_size or max_predict_sequences(length, _PREDICT_SEQUENCES)
         self._examples, self._shape, self._batch_size = examples, sequence_shape, batch_size
         self._num_processes, self._process_id = num_processes, process_id
         self._layout = pack_eval_batches(examples, sequence_shape, batch_size or max_batch_size)

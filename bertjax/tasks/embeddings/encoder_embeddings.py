@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from bertjax.config.config import Config
+from bertjax.mesh.device_mesh import max_predict_sequences
 from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
@@ -28,7 +29,7 @@ from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 LEVELS = ("text", "word", "token")
-_MAX_BATCH_TOKENS = 1024  # of a device
+_MAX_BATCH_TOKENS = 1024  # of a CPU device
 _PROJECTION_SEED = 0xDE45E  # folded into the key of the parameters
 
 
@@ -194,7 +195,7 @@ def embed_texts(
         indices = np.flatnonzero(lengths == length)
         num_tokens = min(length, options.max_seq_length)
         shape = PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
-        batch_size = objective.batch_size_multiple * max(1, _MAX_BATCH_TOKENS // num_tokens)
+        batch_size = max_predict_sequences(num_tokens, max(1, _MAX_BATCH_TOKENS // num_tokens))
         eval_set = PackedEvalSet(
             _select_examples(examples, indices), shape, max_batch_size=batch_size
         )
