@@ -6,6 +6,7 @@
 import contextlib
 import fcntl
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING
 
@@ -107,7 +108,9 @@ def atomic_write(
     from etils import epath
 
     path = epath.Path(path)
-    partial = (folder or path.parent) / f"{path.name}.partial"
+    # Nothing locks a remote file, so each process has its own.
+    name = f"{path.name}.{uuid.uuid4().hex[:8]}" if is_remote(path) else path.name
+    partial = (folder or path.parent) / f"{name}.partial"
     with contextlib.ExitStack() as stack:
         try:
             if not is_remote(path):

@@ -84,6 +84,15 @@ def test_conversion_of_an_export_without_a_length_keeps_those_of_the_run(
     assert settings_of(bare) == settings_of(tmp_path / "hf") == settings_of(exports[task])
 
 
+def test_export_whose_settings_have_no_length_has_the_default(exports, tmp_path) -> None:
+    bare = edited(exports["question_answering"], tmp_path / "bare")
+    config = json.loads((bare / "config.json").read_text())
+    config[KEY] = {"task": "question_answering"}
+    (bare / "config.json").write_text(json.dumps(config))
+    (bare / "tokenizer_config.json").unlink()
+    assert open_model(bare).config().max_seq_length == 384
+
+
 def test_conversion_of_an_edited_export_stores_the_edit(exports, tmp_path) -> None:
     path = edited(exports["question_answering"], tmp_path / "edited", model_max_length=300)
     convert(path, tmp_path / "hf", "hf", "hf")

@@ -174,6 +174,17 @@ AliasTask = SequenceClassificationTask  # imported under another name
 NAME = f"{__name__}:LoudTask"
 
 
+def test_inference_field_that_is_no_number_or_text_is_rejected() -> None:
+    """An export would not be readable."""
+    data = SequenceClassificationTask.DATA_FIELDS | {"names": field(("a", "b"), "names")}
+    with pytest.raises(TypeError, match=r"'data\.names' is no field of a number or text"):
+        type(
+            "Odd",
+            (SequenceClassificationTask,),
+            {"DATA_FIELDS": data, "INFERENCE_FIELDS": ("data.names",)},
+        )
+
+
 @pytest.mark.parametrize("name", ["mode", "data.mode", "data", "model.hidden_size"])
 def test_inference_field_that_is_no_field_is_rejected(name: str) -> None:
     with pytest.raises(TypeError, match=rf"INFERENCE_FIELDS: '{name}' is no field"):

@@ -1,6 +1,7 @@
 """Tests of the workdir lock: the second run is rejected, and a dead one blocks nobody."""
 
 import concurrent.futures
+import errno
 import json
 import os
 import subprocess
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 from bucket import Server
@@ -220,12 +220,35 @@ def test_confirm_of_a_lock_that_is_still_held_returns(silent, monkeypatch) -> No
         silent.confirm()
 
 
-def test_confirm_raises_the_error_of_its_storage(silent, monkeypatch) -> None:
-    now = time.monotonic
+def test_confirm_raises_the_error_of_its_storage(workdir, silent, monkeypatch) -> None:
+    """A lock that cannot be read is not a lock that is gone."""
+    now, stat = time.monotonic, os.stat
+
+    def fail(path: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path).endswith(LOCK_FILE):
+            raise OSError(errno.ESTALE, "Stale file handle", os.fspath(path))
+        return stat(path, **options)
+
     monkeypatch.setattr(time, "monotonic", lambda: now() + 301)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="503"):
-        patch.setattr(module, "_read", mock.Mock(side_effect=OSError("503")))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Stale file handle"):
+        patch.setattr(os, "stat", fail)
         silent.confirm()
+    silent.confirm()
+    (workdir / LOCK_FILE).unlink()
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 602)
+    with pytest.raises(LockLostError):
+        silent.confirm()
+
+
+@pytest.mark.seconds
+def test_lock_can_be_held_again(workdir, monkeypatch) -> None:
+    lock = WorkdirLock(workdir)
+    with lock:
+        lock._lost.set()
+    with lock:
+        lock.check()
+        while json.loads((workdir / LOCK_FILE).read_text())["heartbeats"] < 2:
+            time.sleep(0.05)
 
 
 def test_holder_that_was_frozen_while_it_read_the_lock_reads_it_again(

@@ -289,7 +289,7 @@ class Checkpointer:
             if distributed.is_process_0():
                 self._confirm()
                 write_metric_sums(self.path(step), metric_sums)
-                mark_finished(self.path(step), write_metadata)
+                mark_finished(self.path(step), write_metadata, self._confirm)
         fault_point("save.after_manifest")
         if distributed.is_process_0():
             self.delete_old(step)
@@ -308,7 +308,12 @@ class Checkpointer:
                 if isinstance(cause, jax.errors.JaxRuntimeError):  # another process was lost
                     raise cause from None
             if distributed.is_process_0():
-                self.delete_unfinished()
+                try:
+                    self.delete_unfinished()
+                except LockLostError:
+                    raise
+                except Exception as failure:  # maybe the same; the first one is raised
+                    _log.warning("%s: unfinished checkpoints remain: %s.", self.directory, failure)
             # The outermost of Orbax's chained messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(

@@ -23,16 +23,23 @@ _READERS = 8
 _UNFINISHED_NAME = re.compile(r"(\d{8,})\.orbax-checkpoint-tmp.*")
 
 
-def mark_finished(path: epath.Path, write_metadata: Callable[[epath.Path], None]) -> None:
+def mark_finished(
+    path: epath.Path,
+    write_metadata: Callable[[epath.Path], None],
+    confirm: Callable[[], None] = lambda: None,
+) -> None:
     """Write the metadata and then the manifest of a checkpoint whose arrays are written.
 
     Args:
       path: directory of the checkpoint.
       write_metadata: writes the files beside the arrays into the directory.
+      confirm: called before the manifest is written; raises LockLostError if the checkpoint is that
+        of another run.
     """
     write_metadata(path)
     files = _find_files(path)
     entries = dict(zip(files, thread_map(_measure, files.values(), _READERS), strict=True))
+    confirm()
     atomic_write_text(path / MANIFEST_FILE, json.dumps(entries, indent=1))
 
 

@@ -157,6 +157,7 @@ class OutputRecords:
             if not self._manifest.exists():
                 lock.confirm()
                 self._write_manifest(files)
+            lock.confirm()
             self._remove_records()
         return True
 

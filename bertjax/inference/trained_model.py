@@ -1,6 +1,5 @@
 """A checkpoint as a model for other programs, with what its task knows."""
 
-import contextlib
 import dataclasses
 
 from etils import epath
@@ -27,9 +26,12 @@ def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
     model = read_model(checkpoint, "bertjax")
     length = read_config_dict(checkpoint / "config.json").get("max_seq_length")
     calibration, settings = read_calibration(checkpoint), None
-    with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
+    try:
         config = read_config(checkpoint / "config.json", registry.data_fields())
         task = registry.find_task(config.task)
+    except InputError:  # without its task a checkpoint is still an encoder
+        pass
+    else:
         length = task.max_text_length(config)
         settings = make_settings(task, config, calibration)
     history = read_history(checkpoint)

@@ -26,6 +26,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 NUM_EXAMPLES_SHOWN = 8  # of an eval set, in TensorBoard
 EVALUATION_FILE = "evaluation.json"  # checkpoints and configuration of an evaluation
+_STORED_TYPES = (bool, int, float, str, type(None))  # of a field in an export
 _MIN_SEQ_LENGTH, _SHARED_SEQ_LENGTH = 16, 64  # tokens, of one text and of several
 
 
@@ -115,12 +116,15 @@ class Task(abc.ABC):
 
     def __init_subclass__(cls) -> None:
         check_methods(cls)
-        known = {f"data.{name}" for name in getattr(cls, "DATA_FIELDS", ())}
+        data = getattr(cls, "DATA_FIELDS", {})
+        known = {f"data.{x}" for x in data if isinstance(data[x].default, _STORED_TYPES)}
         for field in dataclasses.fields(Config):
             if field.default_factory is dataclasses.MISSING:  # no section
                 known.add(field.name)
         if unknown := [x for x in cls.INFERENCE_FIELDS if x not in known]:
-            raise TypeError(f"{cls.__name__}.INFERENCE_FIELDS: {unknown[0]!r} is no field.")
+            raise TypeError(
+                f"{cls.__name__}.INFERENCE_FIELDS: {unknown[0]!r} is no field of a number or text."
+            )
 
     objective_class: ClassVar[type[Objective]]
     pipeline_classes: ClassVar[tuple[type[Pipeline[Any]], ...]]

@@ -164,6 +164,7 @@ class MetricWriters:
             self._close()
         except Exception as error:
             if not kind:
+                outcome = "killed" if isinstance(error, LockLostError) else "failed"
                 raise
             # The error that ends the run decides its exit status.
             if not isinstance(error, LockLostError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from bertjax.errors import LockLostError
 from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote, remove_empty
@@ -94,7 +95,9 @@ def new_directory(output: epath.Path, option: str) -> Iterator[epath.Path]:
                 output.rmdir()
             draft.rename(output)
         except BaseException:
-            draft.rmtree(missing_ok=True)
+            with contextlib.suppress(LockLostError):  # else the draft is that of another process
+                lock.confirm()
+                draft.rmtree(missing_ok=True)
             raise
 
 

@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -31,6 +32,7 @@ from etils import epath
 from bertjax.errors import LockLostError
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import (
     atomic_write_text,
     is_remote,
@@ -38,12 +40,13 @@ from data_pipelines.paths import (
     make_directory,
     remove_empty,
 )
-from data_pipelines.schema import read_json_object
+from data_pipelines.schema import check_schema
 
 LOCK_FILE = "lock.json"
 _SCHEMA = {"pid?": int, "started?": int, "host?": str, "machine?": str, "id?": str}
 HEARTBEAT_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 20.0  # several heartbeats of a living holder
+_MAX_BYTES = 1 << 16  # of a lock file
 _MAX_READINGS = 5  # of a lock file, until one is recent
 HANDOVER_SECONDS = 60.0  # a preempted run has 30 seconds on most services
 VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even over NFS
@@ -97,6 +100,9 @@ class WorkdirLock:
         self._last_seen: Clocks | None = None  # when the lock was known to be held
 
     def __enter__(self) -> Self:
+        self._lost.clear()
+        self._released.clear()
+        self._last_seen = None
         error: InputError | None = None
 
         def acquire() -> list[int]:
@@ -250,13 +256,26 @@ class WorkdirLock:
 
 
 def _read(path: epath.Path) -> dict[str, Any] | None:
-    """Return the holder in a lock file; None without a file."""
+    """Return the holder in a lock file; None without a file, {} if the file is damaged.
+
+    Raises:
+      OSError: the storage is out of reach; libraries of buckets have other errors.
+    """
     try:
+        if not is_remote(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            return {}
         if not path.exists():
             return None
-        return read_json_object(path, _SCHEMA, "")
-    except InputError:  # deleted in between, or killed while it was written
-        return {} if path.exists() else None
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES)
+    except FileNotFoundError:  # `exists` of a local path takes any error for this one
+        return None
+    try:
+        holder: dict[str, Any] = parse_json(content.decode())
+        check_schema("", holder, _SCHEMA, "")
+    except ValueError:  # its holder was killed while it wrote
+        return {}
+    return holder
 
 
 def _write(path: epath.Path, text: str) -> None:

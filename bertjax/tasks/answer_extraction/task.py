@@ -130,7 +130,7 @@ class AnswerExtractionTask(FinetuningTask):
         if scorer is None:
             return None
         length = model.max_text_length
-        # The length of its run, or an edit of that, may be larger.
-        if not is_trained_for(model, "answer_extraction", cls):
+        is_ours = is_trained_for(model, "answer_extraction", cls)
+        if not is_ours or model.max_seq_length is None:  # else of its run, or an edit of that
             length = min(_MAX_SEQ_LENGTH, length)
         return {"max_seq_length": length, "data": {"scorer": scorer, "doc_stride": length // 3}}

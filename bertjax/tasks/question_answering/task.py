@@ -128,8 +128,8 @@ class QuestionAnsweringTask(FinetuningTask):
         if (fields := super().config_for_model(model)) is None:
             return None
         length = fields["max_seq_length"]
-        # The length of its run, or an edit of that, may be larger.
-        if not is_trained_for(model, "question_answering", cls):
+        is_ours = is_trained_for(model, "question_answering", cls)
+        if not is_ours or model.max_seq_length is None:  # else of its run, or an edit of that
             length = min(_MAX_SEQ_LENGTH, length)
         data = {"doc_stride": length // 3, "max_query_length": length // 6}
         return {"max_seq_length": length, "data": data}
