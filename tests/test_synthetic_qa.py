@@ -1,6 +1,7 @@
 """Synthetic question answering: text to samples, candidates to fates, questions to negatives."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -119,11 +120,21 @@ def test_negatives_are_limited_per_question_and_do_not_depend_on_order(per_quest
 
 def test_spans_are_replaced_by_others_of_the_same_parts_of_speech() -> None:
     spans = negatives.content_spans("In 1905 New York and 7 towns.", tag_capitals)
-    assert [kinds for _, _, kinds in spans] == [("NNP", "CD", "NNP", "NNP"), ("CD",)]
+    assert [kinds for _, _, kinds in spans] == [("NNP", "year", "NNP", "NNP"), ("CD",)]
     text_ = negatives.replace_span("what left 1905 ?", "1905 and 1914 .", "x", tag_capitals, 0)
     assert text_ == "what left 1914 ?"
     assert negatives.replace_span("what left ?", "1905 and 1914", "x", tag_capitals, 0) is None
     assert negatives.replace_span("what left 1905 ?", "1905 1914", "1914", tag_capitals, 0) is None
+
+
+def test_names_and_numbers_are_replaced_in_questions_in_lower_case() -> None:
+    """A model with an uncased vocabulary asks them, and taggers find no names there."""
+    context = "Ana met Bo near seven towns in 1905. Cy left York in 1914."
+    replace = functools.partial(negatives.replace_span, tag=tag_capitals, answer="seven towns")
+    texts = {replace("where did ana meet bo in 1905 ?", context, seed=seed) for seed in range(30)}
+    assert "where did ana meet bo in 1914 ?" in texts and "where did cy meet bo in 1905 ?" in texts
+    assert all(text == text.lower() for text in texts)
+    assert replace("where is banana ?", context, seed=0) is None  # of Ana
 
 
 @pytest.mark.seconds
@@ -162,6 +173,8 @@ def test_threshold_is_that_of_the_first_half() -> None:
         "f1": 50.0,
         "HasAns_f1": 100.0,
         "NoAns_f1": 0.0,
+        "f1_both": 50.0,
+        "f1_answered": 100.0,
         "threshold": -2.0,
     }
 
@@ -177,6 +190,7 @@ def test_threshold_is_below_all_odds_where_no_answer_is_best() -> None:
     odds = {"x0": -2.0, "x1": -3.0, "y0": -1.0, "y1": -1.5}
     scores = readers.score_halves([half("x"), half("y")], answers, odds)
     assert -3.0001 < scores.pop("threshold") < -3.0
+    assert scores.pop("f1_both") == 50.0 and scores.pop("f1_answered") == 0.0
     assert scores == {"exact": 50.0, "f1": 50.0, "HasAns_f1": 0.0, "NoAns_f1": 100.0}
 
 
@@ -203,6 +217,7 @@ def test_readers_with_a_regression_have_a_control_that_differs_in_the_first_pass
 
     monkeypatch.setattr(readers, "train", train)
     monkeypatch.setattr(readers, "_merge", lambda options, sources, path: write_rows(path, []))
+    write_squad(tmp_path / "squad")
     options = make_options(tmp_path, seed=1)
     for name in ("negatives", "negatives_regression", "synthetic"):
         readers._train_reader(options, tmp_path, name, 1)

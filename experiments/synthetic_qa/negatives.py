@@ -17,6 +17,8 @@ from experiments.synthetic_qa.text import digest
 
 OTHER_PARAGRAPH, REPLACED_SPAN = "other paragraph", "replaced span"
 _CONTENT = ("NN", "JJ", "CD")  # tags of words that a span may have: nouns, adjectives, numbers
+_YEAR, _NUMERAL = "year", "numeral"
+_NAMED = {"NNP", "CD", _YEAR, _NUMERAL}  # kinds of names and numbers
 _MAX_SPAN_WORDS = 4
 _WORD = re.compile(r"\w+(?:[-.,'\u2019]\w+)*|[^\w\s]")
 _MIN_WORD_LETTERS = 4  # of a word that counts as shared by a question and a paragraph
@@ -58,7 +60,7 @@ def load_tagger() -> Tagger:
 def content_spans(text: str, tag: Tagger) -> list[Span]:
     """Return the longest spans of nouns, adjectives and numbers of a text.
 
-    A proper noun is of another kind than a common one.
+    A proper noun is of another kind than a common one, and a year than other numbers.
     """
     words = list(_WORD.finditer(text))
     tags = tag([word[0] for word in words])
@@ -69,16 +71,25 @@ def content_spans(text: str, tag: Tagger) -> list[Span]:
             run.append(i)
             continue
         if run:
-            kinds = tuple("NNP" if tags[j].startswith("NNP") else tags[j][:2] for j in run)
+            kinds = tuple(_kind(words[j][0], tags[j]) for j in run)
             spans.append((words[run[0]].start(), words[run[-1]].end(), kinds))
         run = [i] if is_content else []
     return spans
+
+
+def _kind(word: str, tag: str) -> str:
+    """Return the kind of a word; a year is another one than other numbers."""
+    if tag.startswith("CD"):
+        return _YEAR if re.fullmatch(r"\d{4}", word) else "CD" if word[0].isdigit() else _NUMERAL
+    return "NNP" if tag.startswith("NNP") else tag[:2]
 
 
 def replace_span(question: str, context: str, answer: str, tag: Tagger, seed: int) -> str | None:
     """Return the question with a span replaced by another one of the paragraph.
 
     The new span has the same kinds of words, and occurs neither in the question nor in the answer.
+    Names and numbers are replaced where there are any. In a question in lower case, as a model with
+    an uncased vocabulary asks it, they are those of the paragraph.
 
     Args:
       question: the question.
@@ -92,15 +103,26 @@ def replace_span(question: str, context: str, answer: str, tag: Tagger, seed: in
     """
     replacements: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     excluded = f"{question} {answer}".lower()
-    for start, end, kinds in content_spans(context, tag):
+    known = content_spans(context, tag)
+    for start, end, kinds in known:
         text = context[start:end]
         if text.lower() not in excluded and text not in replacements[kinds]:
             replacements[kinds].append(text)
+    is_lower = question == question.lower()
     spans = [
-        span
-        for span in content_spans(question, tag)
-        if replacements.get(span[2]) and question[span[0] : span[1]].lower() in context.lower()
+        (*match.span(), kinds)
+        for start, end, kinds in known
+        if (match := _find_words(context[start:end], question)) and replacements.get(kinds)
     ]
+    if not is_lower:  # else the tagger finds no names
+        spans += [
+            span
+            for span in content_spans(question, tag)
+            if replacements.get(span[2]) and _find_words(question[span[0] : span[1]], context)
+        ]
+    spans = sorted({span[:2]: span for span in reversed(spans)}.values())
+    # A name or a number changes what is asked for; after another noun a question may mean nothing.
+    spans = [span for span in spans if _NAMED & {*span[2]}] or spans
     if not spans:
         return None
     key = digest("replace", seed, question, context)
@@ -109,7 +131,13 @@ def replace_span(question: str, context: str, answer: str, tag: Tagger, seed: in
     choices = [new for new in replacements[kinds] if not new.lower().startswith(old)]  # a plural
     if not choices:
         return None
-    return question[:start] + choices[key // len(spans) % len(choices)] + question[end:]
+    new = choices[key // len(spans) % len(choices)]
+    return question[:start] + (new.lower() if is_lower else new) + question[end:]
+
+
+def _find_words(words: str, text: str) -> re.Match[str] | None:
+    """Return the first place of whole words in a text, in any case."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text, re.IGNORECASE)
 
 
 def make_negatives(

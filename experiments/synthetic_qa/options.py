@@ -14,6 +14,8 @@ from data_pipelines.paths import atomic_write_text
 from experiments.synthetic_qa.questions import read_articles
 
 TRAIN_FILE, DEV_FILE = "train-v2.0.json", "dev-v2.0.json"  # of --squad
+MAX_QUESTION_TOKENS = 32
+_TOKENS_PER_WORD = 1.5  # of English with a vocabulary of 30,522
 _POLL_SECONDS, _STALL_MINUTES = 5, 60
 
 # The models that are trained, with their configurations. All of them have the size of --encoder.
@@ -119,6 +121,13 @@ class Options:
     def fields(self, model: str) -> dict[str, object]:
         """Return the fields of a model's configuration."""
         return DEFAULTS[model] | dict(self.overrides.get(model, {}))
+
+    @property
+    def source_words(self) -> int:
+        """Words of a passage around an answer, which fit in the source of a question."""
+        fields = self.fields("questions")
+        target = int(str(fields.get("data.max_target_length", MAX_QUESTION_TOKENS)))
+        return int((int(str(fields["max_seq_length"])) - target) / _TOKENS_PER_WORD)
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the data of the stages 1 to 7, as JSON."""

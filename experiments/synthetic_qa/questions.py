@@ -12,7 +12,6 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import atomic_write_text
 
 MARK = "|"  # on both sides of the answer, as Chan and Fan 2019 mark it for BERT
-SOURCE_WORDS = 150  # of a passage around the answer, to fit in 224 tokens
 _MIN_QUESTION_WORDS = 3
 # Spaces that the decoded tokens of an uncased vocabulary have around punctuation.
 _SPACE_BEFORE = re.compile(r"\s+([?.!,;:%)\]])")
@@ -24,7 +23,7 @@ KEPT, NO_ANSWER, OTHER_SPAN = "kept", "no answer", "other span"
 TOO_SHORT, REPEATED, INVALID = "too short", "repeated", "invalid"
 
 
-def mark_answer(context: str, start: int, end: int, max_words: int = SOURCE_WORDS) -> str:
+def mark_answer(context: str, start: int, end: int, max_words: int) -> str:
     """Return the passage around an answer, which stands between marks.
 
     Args:
@@ -46,14 +45,19 @@ def clean_question(text: str) -> str:
     return _BETWEEN.sub(r"\1\2\3", _APOSTROPHE.sub(r"\1\2\3", text)).strip()
 
 
-def question_pairs(questions: Iterable[Question]) -> list[dict[str, str]]:
-    """Return a pair {"source", "target"}, marked answer and question, for each answerable one."""
+def question_pairs(questions: Iterable[Question], max_words: int) -> list[dict[str, str]]:
+    """Return a pair {"source", "target"}, marked answer and question, for each answerable one.
+
+    Args:
+      questions: the questions.
+      max_words: see `mark_answer`.
+    """
     pairs = []
     for question in questions:
         if question.answers and (text := question.text.strip()):
             answer = question.answers[0]
             end = answer.start + len(answer.text)
-            source = mark_answer(question.passage, answer.start, end)
+            source = mark_answer(question.passage, answer.start, end, max_words)
             pairs.append({"source": source, "target": text})
     return pairs
 

@@ -31,6 +31,8 @@ from experiments.synthetic_qa import questions as files
 from experiments.synthetic_qa.options import DEV_FILE, TRAIN_FILE, Options, read_json, wait_for
 from experiments.synthetic_qa.stages import (
     read_candidates,
+    require,
+    small_dev_file,
     stage_directory,
     train,
 )
@@ -53,7 +55,7 @@ _PASSES: dict[str, list[tuple[str, ...]]] = {
 }
 # Readers whose last pass has no answer as a regression.
 _REGRESSIONS = ("negatives_regression", "synthetic", "unfiltered", "without_negatives")
-SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")
+SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1", "f1_both", "f1_answered")
 
 
 def train_readers(options: Options, directory: pathlib.Path) -> None:
@@ -82,7 +84,7 @@ def _train_reader(options: Options, directory: pathlib.Path, name: str, seed: in
         is_last = number == len(passes)
         workdir = directory / name / f"pass-{number}-{seed}"
         fields = {
-            "data__eval_file": options.squad.absolute() / DEV_FILE,
+            "data__eval_file": small_dev_file(options),
             "seed": seed,
             "eval_every": "100%",
         }
@@ -114,7 +116,7 @@ def _merge(options: Options, sources: Sequence[str], path: pathlib.Path) -> None
                 _REAL_NEGATIVES: negatives / "real.json",
                 _NEGATIVES: negatives / "synthetic.json",
             }[source]
-        articles += parse_json(part.read_text())["data"]
+        articles += parse_json(require(part).read_text())["data"]
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps({"version": "v2.0", "data": articles}, ensure_ascii=False))
 
@@ -123,6 +125,7 @@ def _evaluate(workdir: pathlib.Path, dev_file: pathlib.Path) -> dict[str, float]
     """Return the scores of a reader on the half of the articles that chose no threshold."""
     output = workdir.with_name(f"{workdir.name}-scores")
     command = ["evaluate", "--checkpoint", str(workdir), "--output", str(output)]
+    command += [f"--config.data.eval_file={dev_file.absolute()}"]
     run_once(output.with_suffix(".commands.json"), [command])
     best = {
         name: next((answer["text"] for answer in answers if answer["text"]), "")
@@ -146,6 +149,9 @@ def score_halves(
 ) -> dict[str, float]:
     """Return scores in percent of the second half, at the threshold that is best on the first.
 
+    `f1_both` is the F1 of all questions, each half at the threshold of the other one. `f1_answered`
+    is that of the answerable ones if all are answered.
+
     Args:
       halves: two data sets of SQuAD 2.0.
       answers: question id -> the best answer.
@@ -153,14 +159,19 @@ def score_halves(
     """
     from bertjax.tasks.question_answering.metrics import best_null_threshold, score
 
-    first, second = (
-        {question.id: answers[question.id] for question in half.questions} for half in halves
-    )
-    first_odds = {name: null_odds[name] for name in first}
-    threshold = best_null_threshold(halves[0], score(halves[0], first, first_odds), first_odds)
-    decided = {name: "" if null_odds[name] > threshold else text for name, text in second.items()}
-    scores = score(halves[1], decided)
-    return {name: scores[name] for name in SCORES if name in scores} | {"threshold": threshold}
+    thresholds, decided = [], {}
+    for half, other in zip(halves, reversed(halves), strict=True):
+        best = {question.id: answers[question.id] for question in half.questions}
+        odds = {name: null_odds[name] for name in best}
+        threshold = best_null_threshold(half, score(half, best, odds), odds)
+        thresholds.append(threshold)
+        for name in (question.id for question in other.questions):
+            decided[name] = "" if null_odds[name] > threshold else answers[name]
+    scores = score(halves[1], {q.id: decided[q.id] for q in halves[1].questions})
+    both = QuestionAnsweringDataset([q for half in halves for q in half.questions], 2)
+    scores["f1_both"] = score(both, decided)["f1"]
+    scores["f1_answered"] = score(both, {name: answers[name] for name in decided})["HasAns_f1"]
+    return {name: scores[name] for name in SCORES if name in scores} | {"threshold": thresholds[0]}
 
 
 def read_scores(options: Options) -> dict[str, list[dict[str, float]]]:

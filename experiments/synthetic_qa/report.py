@@ -49,7 +49,8 @@ def write_report(options: Options) -> pathlib.Path:
             "Readers of SQuAD 2.0",
             note="Scores on one half of the articles of the eval split, at the threshold of no "
             "answer that is best on the other half; with several seeds their mean and its "
-            "standard error.",
+            "standard error. f1_both is of all questions, each half at the threshold of the other "
+            "one, f1_answered of the answerable ones if all are answered.",
             table=TextTable(
                 ("trained on", *SCORES),
                 [

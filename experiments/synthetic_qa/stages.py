@@ -15,6 +15,7 @@ from experiments.synthetic_qa import questions as files
 from experiments.synthetic_qa.negatives import answerable_rows, load_tagger, make_negatives
 from experiments.synthetic_qa.options import (
     DEV_FILE,
+    MAX_QUESTION_TOKENS,
     STAGE_NAMES,
     TRAIN_FILE,
     Options,
@@ -118,7 +119,8 @@ def train_questions(options: Options, directory: pathlib.Path) -> None:
     path = directory / "pairs" / "train.jsonl"
     if options.leads and not path.exists():
         for split, name in (("dev", DEV_FILE), ("train", TRAIN_FILE)):
-            pairs = files.question_pairs(read_squad(options.squad / name).questions)
+            questions = read_squad(options.squad / name).questions
+            pairs = files.question_pairs(questions, options.source_words)
             write_rows(
                 directory / "pairs" / f"{split}.jsonl",
                 pairs[:_DEV_PAIRS] if split == "dev" else pairs,
@@ -126,7 +128,7 @@ def train_questions(options: Options, directory: pathlib.Path) -> None:
     wait_for([path])
     init = stage_directory(options, "decoder") / "run"
     spec = f"generation:init={init},data={directory / 'pairs'}"
-    target = {"data__max_target_length": 32, "seed": options.seed}
+    target = {"data__max_target_length": MAX_QUESTION_TOKENS, "seed": options.seed}
     train(options, "questions", directory / "run", spec, **target)
 
 
@@ -176,11 +178,14 @@ def generate_questions(options: Options, directory: pathlib.Path) -> None:
     """Generate questions for the spans."""
     model = stage_directory(options, "questions") / "run"
     for name, _ in own_blocks(options):
-        spans = read_rows(_require(stage_directory(options, "extraction") / "spans" / name))
+        spans = read_rows(require(stage_directory(options, "extraction") / "spans" / name))
         inputs = [
             {
                 "source": files.mark_answer(
-                    span["context"], span["start"], span["start"] + len(span["answer"])
+                    span["context"],
+                    span["start"],
+                    span["start"] + len(span["answer"]),
+                    options.source_words,
                 )
             }
             for span in spans
@@ -194,12 +199,12 @@ def filter_questions(options: Options, directory: pathlib.Path) -> None:
     model = directory / "reader"
     # Training starts once all processes take part, within minutes.
     wait_for(all_blocks(options, stage_directory(options, "generation") / "questions"))
-    fields = {"data__eval_file": options.squad.absolute() / DEV_FILE, "seed": options.seed}
+    fields = {"data__eval_file": small_dev_file(options), "seed": options.seed}
     spec = f"squad:version=2,init={options.encoder},data={options.squad}"
     train(options, "reader", model, spec, eval_every="100%", **fields)
     for name, _ in own_blocks(options):
         source = stage_directory(options, "generation") / "questions" / name
-        candidates = read_rows(_require(source))
+        candidates = read_rows(require(source))
         inputs = [
             {name: row[name] for name in ("id", "question", "context")}
             for row in candidates
@@ -210,6 +215,22 @@ def filter_questions(options: Options, directory: pathlib.Path) -> None:
             directory / "candidates" / name,
             files.filter_candidates(candidates, answers, options.null_threshold),
         )
+
+
+def small_dev_file(options: Options) -> pathlib.Path:
+    """Return a file with the first paragraph of the eval split.
+
+    A training ends with an evaluation, and a reader is evaluated on the whole split afterwards.
+    """
+    path = stage_directory(options, "filter") / "small-dev.json"
+    if options.leads and not path.exists():
+        content = json.loads((options.squad / DEV_FILE).read_text())
+        article = content["data"][0]
+        content["data"] = [{**article, "paragraphs": article["paragraphs"][:1]}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, json.dumps(content, ensure_ascii=False))
+    wait_for([path])
+    return path.absolute()
 
 
 def write_negatives(options: Options, directory: pathlib.Path) -> None:
@@ -233,7 +254,7 @@ def write_negatives(options: Options, directory: pathlib.Path) -> None:
 
 def own_blocks(options: Options) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield name and paragraphs of each block that this process computes."""
-    path = _require(stage_directory(options, "extraction") / "paragraphs.jsonl")
+    path = require(stage_directory(options, "extraction") / "paragraphs.jsonl")
     rows, size = read_rows(path), options.block_size
     for number in range(options.process_id, -(-len(rows) // size), options.num_processes):
         yield f"{number:05d}.jsonl", rows[number * size : (number + 1) * size]
@@ -252,10 +273,10 @@ def all_blocks(options: Options, directory: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       InputError: one is missing, and no other process writes it.
     """
-    path = _require(stage_directory(options, "extraction") / "paragraphs.jsonl")
+    path = require(stage_directory(options, "extraction") / "paragraphs.jsonl")
     num_blocks = -(-len(read_rows(path)) // options.block_size)
     paths = [directory / f"{number:05d}.jsonl" for number in range(num_blocks)]
-    return paths if options.num_processes > 1 else [_require(path) for path in paths]
+    return paths if options.num_processes > 1 else [require(path) for path in paths]
 
 
 def count_fates(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -268,7 +289,7 @@ def _write_once(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
         write_rows(path, rows)
 
 
-def _require(path: pathlib.Path) -> pathlib.Path:
+def require(path: pathlib.Path) -> pathlib.Path:
     """Return a path of an earlier stage; raise InputError if it does not exist."""
     if not path.exists():
         raise InputError(f"{path}: does not exist. Run the stages before this one.")
