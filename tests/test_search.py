@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 import toy_tasks
@@ -99,12 +99,12 @@ def test_pruned_points_are_ranked_behind_complete_ones() -> None:
     def scores(pruned_score: float) -> dict[str, float]:
         return {t.name: pruned_score if t.name in pruned else score_of(t) for t in trials}
 
-    pruned: dict[str, int] = {}
+    pruned: dict[str, float] = {}
     for _ in range(12):
         (trial,) = search.propose(trials, scores(0.0), 1, pruned)
         trials.append(trial)
         if score_of(trial) < -1:  # far from the best rate
-            pruned[trial.name] = 2
+            pruned[trial.name] = 0.25
     assert pruned and len(pruned) < len(trials)
     for value in (-5.0, 5.0):  # an early score says little
         asked.append([t.name for t in search.propose(trials, scores(value), 1, pruned)])
@@ -112,9 +112,66 @@ def test_pruned_points_are_ranked_behind_complete_ones() -> None:
     assert asked[1] != [t.name for t in search.propose(trials, scores(5.0), 1)]
 
 
-def test_search_ends_when_a_small_space_is_exhausted() -> None:
-    trials = run_search(make_search("random", points=50, ranges=(), grid=["batch_size=8,16,24"]))
-    assert {trial.config.batch_size for trial in trials} == {8, 16, 24} and len(trials) == 3
+def failing_share(best_rate: float, highest_rate: float) -> float:
+    """Return the fraction of points after the tenth whose runs fail: those above a rate."""
+    search = make_search(points=30, ranges=("optimizer.learning_rate=1e-6..1e-2:log",))
+    trials: list[Trial] = []
+
+    def fails(trial: Trial) -> bool:
+        return trial.config.optimizer.learning_rate > highest_rate
+
+    def score(trial: Trial) -> float:
+        distance = abs(math.log10(trial.config.optimizer.learning_rate / best_rate))
+        return -math.inf if fails(trial) else -distance
+
+    while proposed := search.propose(trials, {t.name: score(t) for t in trials}, 1):
+        trials += proposed
+    return sum(map(fails, trials[10:])) / len(trials[10:])
+
+
+@pytest.mark.seconds
+def test_tpe_avoids_points_that_fail() -> None:
+    assert failing_share(3e-4, 1e-3) < 0.3 and failing_share(1e-5, 1e-4) < 0.3
+
+
+def test_first_failed_points_are_no_better_than_chance() -> None:
+    """With all points failed Optuna has no good ones, and TPE would take the first for them."""
+    proposals = {}
+    for sampler in SAMPLERS:
+        search = make_search(sampler, points=20, ranges=(RATE,))
+        trials: list[Trial] = []
+        while proposed := search.propose(trials, {t.name: -math.inf for t in trials}, 1):
+            trials += proposed
+        proposals[sampler] = trials
+    assert proposals["tpe"] == proposals["random"]
+
+
+@pytest.mark.parametrize(
+    ("unstable", "pruned", "counted"),
+    [
+        ((0.9, 0.3, 0.3), (1, 2), 0.5),  # a pruned run counts with its last score
+        ((0.9, 0.9, -math.inf), (), 0.8),  # a failed one with the worst score of all
+        ((0.9, -math.inf, -math.inf), (), -math.inf),
+    ],
+)
+def test_unstable_point_is_not_the_best(unstable, pruned, counted: float) -> None:
+    """TPE proposes what follows a point whose runs all have the score that counts."""
+    search = make_search(points=14, seeds=3)
+    trials = run_search(search)[:30]  # of ten points one is a good one
+
+    def proposed(first: tuple[float, ...], pruned: Iterable[int] = ()) -> list[Trial]:
+        scores = [*first, *[0.85 - 0.01 * (i // 3) for i in range(24)], 0.6, 0.6, 0.6]
+        named = dict(zip((trial.name for trial in trials), scores, strict=True))
+        return search.propose(trials, named, 12, {trials[i].name: 0.25 for i in pruned})
+
+    assert proposed(unstable, pruned) == proposed((counted,) * 3) != proposed((0.9,) * 3)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_search_ends_when_a_small_space_is_exhausted(sampler, caplog) -> None:
+    trials = run_search(make_search(sampler, points=50, ranges=("batch_size=8..47",)))
+    assert sorted(trial.config.batch_size for trial in trials) == [*range(8, 48)]
+    assert caplog.messages == ["--trials=50: the space has only 40 points."]
 
 
 def test_values_are_in_their_range_however_they_are_rounded() -> None:
@@ -122,6 +179,21 @@ def test_values_are_in_their_range_however_they_are_rounded() -> None:
     trials = run_search(search)
     rates = [float(trial.point["learning_rate"]) for trial in trials]
     assert len({*rates}) == 30 and all(0.9991 <= rate <= 0.9999 for rate in rates)
+    assert search.restore([trial.name for trial in trials]) == trials
+
+
+@pytest.mark.parametrize(
+    ("interval", "digits"),
+    [("0.9..0.91", 5), ("100..100.5", 6), ("0.9..0.91:log", 5), ("1e-5..1e-2:log", 3)],
+)
+def test_values_are_rounded_to_the_width_of_their_range(interval: str, digits: int) -> None:
+    search = make_search("random", points=50, ranges=(f"optimizer.learning_rate={interval}",))
+    trials = run_search(search)
+    texts = [trial.point["learning_rate"] for trial in trials]
+    assert len({*map(float, texts)}) == 50
+    assert (
+        max(len(f"{float(text):e}".partition("e")[0].strip("0.")) for text in texts) <= digits + 1
+    )
     assert search.restore([trial.name for trial in trials]) == trials
 
 
@@ -175,13 +247,29 @@ def test_search_rejects_invalid_options(options, message: str) -> None:
 
 
 def test_median_pruning_ends_runs_below_the_median_of_five() -> None:
-    curves = [{2: score, 4: score} for score in (0.1, 0.2, 0.3, 0.4, 0.5)]
-    assert not MedianPruning(curves[:4]).is_pruned({2: 0.0})  # too few to compare with
-    pruning = MedianPruning([*curves, {2: -math.inf}, {}])
-    assert pruning.is_pruned({2: 0.29}) and not pruning.is_pruned({2: 0.31})
-    assert not pruning.is_pruned({2: 0.31, 4: 0.1})  # its best score counts
-    assert pruning.is_pruned({2: -math.inf})
-    assert not pruning.is_pruned({3: 0.0})  # no other run was evaluated at this step
+    curves = [{0.2: score, 0.4: score} for score in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert not MedianPruning(curves[:4]).is_pruned({0.2: 0.0})  # too few to compare with
+    pruning = MedianPruning([*curves, {0.2: -math.inf}, {}])
+    assert pruning.is_pruned({0.2: 0.29}) and not pruning.is_pruned({0.2: 0.31})
+    assert not pruning.is_pruned({0.2: 0.31, 0.4: 0.1})  # its best score counts
+    assert pruning.is_pruned({0.2: -math.inf})
+    assert not pruning.is_pruned({0.3: 0.0})  # no other run was evaluated at this stage
+
+
+def test_median_pruning_compares_the_same_stage_of_runs_of_other_lengths() -> None:
+    """Eight evaluations of 1,000 steps and of 125 steps, whose interval is rounded up to 16."""
+    earlier = [{step / 1000: step / 1000 for step in range(125, 1001, 125)} for _ in range(5)]
+    pruning, curve = MedianPruning(earlier), dict[float, float]()
+    for step in (16, 32, 48, 64, 80, 96, 112, 125):
+        curve[step / 125] = step / 125
+        assert not pruning.is_pruned(curve)
+    assert pruning.is_pruned({p: 0.9 * score for p, score in curve.items()})
+
+
+def test_median_pruning_needs_five_runs_at_each_evaluation() -> None:
+    curves = [{0.2: 0.5, 0.4: 0.5}, *[{0.2: 0.5} for _ in range(4)]]
+    pruning = MedianPruning(curves)
+    assert pruning.is_pruned({0.2: 0.1}) and not pruning.is_pruned({0.2: 0.1, 0.4: 0.1})
 
 
 @pytest.mark.minutes

@@ -26,7 +26,8 @@ from bertjax.training.trainer import Trainer
 from bertjax.workdir.run_record import write_checkpoint_metadata
 
 ScoresByStep = Mapping[int, Mapping[str, float]]  # number of updates -> scores
-Pruning = Callable[[Mapping[str, ScoresByStep]], bool]  # of runs: whether all are pruned
+# Of the scores of runs and their number of steps: whether all are pruned.
+Pruning = Callable[[Mapping[str, ScoresByStep], int], bool]
 
 
 class ParallelRuns:
@@ -132,7 +133,8 @@ class ParallelRuns:
 
     def are_pruned(self, step: int) -> bool:
         """Return whether all runs are pruned at the evaluation of a step, or the last before it."""
-        return self._pruning is not None and self._pruning(self.scores(step))
+        assert self._total_steps is not None  # a sweep has no time budget
+        return self._pruning is not None and self._pruning(self.scores(step), self._total_steps)
 
 
 def make_parallel_trainer(

@@ -19,7 +19,12 @@ from bertjax.config.config import Config
 from bertjax.sweeps.grid import Trial, check_num_trials, make_point, parse_grid, short_names
 from data_pipelines.errors import InputError
 
-_DIGITS = 3  # of proposed numbers
+_DIGITS = 3  # a range of numbers has 100 to 1,000 values
+# Evaluations are at the same stage within 0.05 of the steps: intervals are rounded up to steps.
+_TOLERANCE = 0.05
+_MIN_CURVES = 5  # as the runs before Optuna's MedianPruner begins
+
+_log = logging.getLogger("bertjax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +62,8 @@ class _Outcome(NamedTuple):
 
     Attributes:
       params: its parameters.
-      score: mean score of its runs; None if all have failed.
-      pruned_at: last step, if its runs were pruned.
+      score: mean score of its runs; None if most have failed.
+      pruned_at: percentage of the steps, if no run has ended well and one was pruned.
     """
 
     params: dict[str, Any]
@@ -67,40 +72,29 @@ class _Outcome(NamedTuple):
 
 
 class MedianPruning:
-    """End of runs whose best score so far is worse than the median of earlier runs at the step.
+    """End of runs whose best score so far is worse than the median of earlier runs at this stage.
 
-    It is Optuna's `MedianPruner`, which prunes none of the first five runs.
+    It is the rule of Optuna's `MedianPruner` with `n_min_trials=5`. That class finds evaluations by
+    their steps, but runs of other batch sizes are evaluated at other steps.
 
     Args:
-      curves: step -> score of each earlier run that neither failed nor was pruned, the larger the
-        better.
-
-    Raises:
-      InputError: Optuna is not installed.
+      curves: progress (fraction of its steps) -> score of each earlier run that neither failed nor
+        was pruned, the larger the better.
     """
 
-    def __init__(self, curves: Sequence[Mapping[int, float]]) -> None:
-        optuna = _import_optuna()
-        self._study = optuna.create_study(
-            direction="maximize", pruner=optuna.pruners.MedianPruner()
-        )
-        for curve in curves:
-            finite = {step: score for step, score in curve.items() if score > -math.inf}
-            if finite:
-                value = finite[max(finite)]
-                self._study.add_trial(
-                    optuna.trial.create_trial(value=value, intermediate_values=finite)
-                )
+    def __init__(self, curves: Sequence[Mapping[float, float]]) -> None:
+        self._curves = [curve for curve in curves if curve]
 
-    def is_pruned(self, curve: Mapping[int, float]) -> bool:
+    def is_pruned(self, curve: Mapping[float, float]) -> bool:
         """Return whether a run with these scores so far ends."""
-        trial = self._study.ask()
-        for step, score in curve.items():
-            if score == -math.inf:
-                return True
-            trial.report(score, step)
-        pruned: bool = trial.should_prune()
-        return pruned
+        if -math.inf in curve.values():
+            return True
+        progress, scores = max(curve), list[float]()
+        for earlier in self._curves:
+            nearest = min(earlier, key=lambda p: abs(p - progress))
+            if abs(nearest - progress) <= _TOLERANCE and earlier[nearest] > -math.inf:
+                scores.append(earlier[nearest])
+        return len(scores) >= _MIN_CURVES and max(curve.values()) < float(np.median(scores))
 
 
 class Search:
@@ -193,33 +187,48 @@ class Search:
         trials: Sequence[Trial],
         scores: Mapping[str, float],
         num_runs: int,
-        pruned_steps: Mapping[str, int] = MappingProxyType({}),
+        pruned: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trial]:
         """Return the trials of the next round, none at the end of the search.
+
+        A point has the mean score of its runs. A pruned run counts with its last score, and a
+        failed one with the worst score of all runs: without them unstable points would look best.
+        A point has failed if most of its runs have.
 
         Args:
           trials: all trials so far.
           scores: run -> its score, the larger the better; -inf for one that failed.
           num_runs: runs that are trained at once.
-          pruned_steps: pruned run -> its last step. Optuna ranks them behind complete ones.
+          pruned: pruned run -> the fraction of its steps at which it ended. Optuna ranks points
+            that were pruned behind complete ones.
         """
         points = [trials[i : i + self._seeds] for i in range(0, len(trials), self._seeds)]
-        history = []
-        for point in points:
-            finite = {t.name: s for t in point if (s := scores[t.name]) > -math.inf}
-            complete = [score for name, score in finite.items() if name not in pruned_steps]
-            values = complete or [*finite.values()]
-            params = {
-                name: self._parse(name, point[0].point[short])
-                for name, short in self._short.items()
-            }
-            score = float(np.mean(values)) if values else None
-            is_pruned = bool(values) and not complete
-            pruned_at = max(pruned_steps[name] for name in finite) if is_pruned else None
-            history.append(_Outcome(params, score, pruned_at))
+        history = [self._outcome(point, scores, pruned) for point in points]
         count = min(max(1, num_runs // self._seeds), self._num_points - len(points))
-        proposals = self._propose(history, count) if count > 0 else []
+        if count <= 0:
+            return []
+        proposals = self._propose(history, count)
+        if not proposals:
+            _log.warning(
+                "--trials=%d: the space has only %d points.", self._num_points, len(points)
+            )
         return [trial for params in proposals for trial in self._point(self._texts(params))]
+
+    def _outcome(
+        self, point: Sequence[Trial], scores: Mapping[str, float], pruned: Mapping[str, float]
+    ) -> _Outcome:
+        """Return the outcome of a point; see `propose`."""
+        params = {
+            name: self._parse(name, point[0].point[short]) for name, short in self._short.items()
+        }
+        finite = [trial.name for trial in point if scores[trial.name] > -math.inf]
+        if 2 * len(finite) < len(point):
+            return _Outcome(params, None)
+        worst = min(score for score in scores.values() if score > -math.inf)
+        score = float(np.mean([max(scores[trial.name], worst) for trial in point]))
+        if any(name not in pruned for name in finite):
+            return _Outcome(params, score)
+        return _Outcome(params, score, round(100 * max(pruned[name] for name in finite)))
 
     def _propose(self, history: Sequence[_Outcome], count: int) -> list[dict[str, Any]]:
         """Return parameters of new points that differ from one another and from earlier ones."""
@@ -228,12 +237,16 @@ class Search:
         for outcome in history:
             study.add_trial(self._create_trial(outcome))
         seen, proposals = {self._key(o.params) for o in history}, list[dict[str, Any]]()
-        for attempt in range(100 * count):  # a small space may be exhausted
+        # Without a score TPE would model the first failed points as the good ones.
+        is_random = self._sampler == "random" or all(o.score is None for o in history)
+        num_attempts = 100 * count
+        # TPE repeats points of a small space, of which chance finds the last ones.
+        for attempt in range(num_attempts + 20 * (len(seen) + count)):
             # Seeded by the number of the point, so that no state of a sampler has to be kept.
             seed = 1000 * (len(history) + len(proposals)) + attempt
             study.sampler = (
                 samplers.RandomSampler(seed)
-                if self._sampler == "random"
+                if is_random or attempt >= num_attempts
                 else samplers.TPESampler(seed=seed, constant_liar=True)
             )
             trial = study.ask(self._space)
@@ -247,16 +260,19 @@ class Search:
         return proposals
 
     def _create_trial(self, outcome: _Outcome) -> Any:
-        """Return an outcome as a trial of Optuna."""
-        states, score = self._optuna.trial.TrialState, outcome.score
-        is_pruned = outcome.pruned_at is not None
-        state = states.FAIL if score is None else states.PRUNED if is_pruned else states.COMPLETE
+        """Return an outcome as a trial of Optuna.
+
+        TPE ignores trials in the state FAIL, and would propose points that fail again and again. It
+        ranks pruned trials without intermediate values behind all others.
+        """
+        states, is_pruned = self._optuna.trial.TrialState, outcome.pruned_at is not None
+        is_complete = outcome.score is not None and not is_pruned
         return self._optuna.trial.create_trial(
             params=outcome.params,
             distributions=self._space,
-            value=score if state == states.COMPLETE else None,
-            intermediate_values={outcome.pruned_at: score} if is_pruned else {},
-            state=state,
+            value=outcome.score if is_complete else None,
+            intermediate_values={outcome.pruned_at: outcome.score} if is_pruned else {},
+            state=states.COMPLETE if is_complete else states.PRUNED,
         )
 
     def _parse(self, name: str, text: str) -> Any:
@@ -277,7 +293,15 @@ class Search:
 
     def _text(self, name: str, value: Any) -> str:
         """Return a value as short text, exactly where rounding leaves its range."""
-        rounded = f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+        if not isinstance(value, float):
+            return str(value)
+        space = self._space[name]
+        decimals = _DIGITS - 1 - math.floor(math.log10(space.high - space.low))
+        if space.log:
+            digits = max(_DIGITS, decimals + math.floor(math.log10(space.low)) + 1)
+            rounded = f"{value:.{digits}g}"
+        else:
+            rounded = repr(round(value, decimals) + 0.0).removesuffix(".0")  # no "-0"
         return rounded if self._contains(name, rounded) else repr(value)
 
     def _texts(self, params: Mapping[str, Any]) -> dict[str, str]:

@@ -83,21 +83,26 @@ def sweep(
         num_runs = trials.num_runs if isinstance(trials, Search) else len(trials)
         prunes = isinstance(trials, Search) and trials.prunes
         runner = SweepRunner(base_config, state, lock, runs_per_device, num_runs, prunes)
-        if isinstance(trials, Search):
-            # Results alone have another order, and a round that was interrupted has more points.
-            all_trials = trials.restore(state.read_proposals())
-            state.check_trials(all_trials)
-            runner.train(all_trials)
-            while proposed := trials.propose(
-                all_trials, runner.comparable_scores(), runner.num_parallel, runner.pruned_steps()
-            ):
-                all_trials += proposed
-                state.write_proposals(all_trials)
-                runner.train(proposed)
-        else:
-            all_trials = [*trials]
-            state.check_trials(all_trials)
-            runner.train(all_trials)
+        # Results alone have another order, and a round that was interrupted has more points.
+        rounds = (
+            [trials.restore(names) for names in state.read_proposals()]
+            if isinstance(trials, Search)
+            else [[*trials]]
+        )
+        all_trials = [trial for proposed in rounds for trial in proposed]
+        state.check_trials(all_trials)
+        runner.check_data(all_trials)
+        for proposed in rounds:  # in the order of a search that was not interrupted
+            runner.train(proposed)
+        while isinstance(trials, Search) and (
+            proposed := trials.propose(
+                all_trials, runner.comparable_scores(), runner.num_parallel, state.pruned
+            )
+        ):
+            rounds.append(proposed)
+            all_trials += proposed
+            state.write_proposals(rounds)
+            runner.train(proposed)
         result = summarize(all_trials, state.results, runner.primary_metric)
         if distributed.is_process_0():
             lock.confirm()
@@ -147,23 +152,25 @@ class SweepRunner:
         self._task: tuple[str, Task] | None = None
         self._program: _Program | None = None
 
+    def check_data(self, trials: Sequence[Trial]) -> None:
+        """Raise InputError if finished ones of the runs were trained on other data."""
+        finished = [trial for trial in trials if trial.name in self._state.results]
+        for shape, group in group_by_shape(finished).items():
+            self._state.check_data(group, self._load_task(shape, group))
+
     def train(self, trials: Sequence[Trial]) -> None:
-        """Train and evaluate the runs that have not ended yet."""
+        """Train and evaluate the runs that have not ended yet, in the order as if none had."""
         for trial in trials:
             if trial.config.budget_seconds is not None:
                 raise InputError(
                     f"steps={trial.config.steps!r}: a sweep has no time budget. Use steps or "
                     "epochs."
                 )
+        results = self._state.results
         for shape, group in group_by_shape(trials).items():
-            task = self._load_task(shape, group)
-            self._state.check_data(group, task)
-            if not self.primary_metric.name:
-                self.primary_metric = _choose_primary_metric(task, group[0].config)
-            results = self._state.results
             remaining = [trial for trial in group if trial.name not in results]
             if remaining:
-                self._train_shape(task, group, remaining)
+                self._train_shape(self._load_task(shape, group), group, remaining)
 
     def _load_task(self, shape: str, group: Sequence[Trial]) -> Task:
         if self._task is None or self._task[0] != shape:
@@ -171,6 +178,8 @@ class SweepRunner:
             task = _load_task(group[0].config)
             task.open_logits()
             self._task = shape, task
+            if not self.primary_metric.name:
+                self.primary_metric = _choose_primary_metric(task, group[0].config)
         return self._task[1]
 
     def _train_shape(self, task: Task, group: Sequence[Trial], remaining: Sequence[Trial]) -> None:
@@ -208,9 +217,10 @@ class SweepRunner:
         """Return the function that decides from the scores of runs whether they end."""
         median = MedianPruning(self._state.curves)
 
-        def pruning(scores: Mapping[str, ScoresByStep]) -> bool:
+        def pruning(scores: Mapping[str, ScoresByStep], total: int) -> bool:
             curves = [
-                _comparable_curve(by_step, self.primary_metric) for by_step in scores.values()
+                _comparable_curve(by_step, self.primary_metric, total)
+                for by_step in scores.values()
             ]
             return all(curve and median.is_pruned(curve) for curve in curves)
 
@@ -222,11 +232,6 @@ class SweepRunner:
             name: -math.inf if run["failed"] else _comparable(self.primary_metric, run["scores"])
             for name, run in self._state.results.items()
         }
-
-    def pruned_steps(self) -> dict[str, int]:
-        """Return pruned run -> its last step."""
-        results = self._state.results.items()
-        return {name: run["pruned_at"] for name, run in results if "pruned_at" in run}
 
 
 def _load_task(config: Config) -> Task:
@@ -255,9 +260,9 @@ def _make_step_functions(
     return ParallelStepFunctions([config] * num_parallel, objective)
 
 
-def _comparable_curve(by_step: ScoresByStep, metric: BestMetric) -> dict[int, float]:
-    """Return step -> the metric of a run, the larger the better."""
-    return {step: metric.comparable(scores) for step, scores in by_step.items()}
+def _comparable_curve(by_step: ScoresByStep, metric: BestMetric, total: int) -> dict[float, float]:
+    """Return fraction of the steps -> the metric of a run, the larger the better."""
+    return {step / total: metric.comparable(scores) for step, scores in by_step.items()}
 
 
 def _record(
@@ -290,7 +295,7 @@ def _record(
     }
     if prunes:
         for name in names:
-            curve = _comparable_curve(by_step[name], primary_metric)
+            curve = _comparable_curve(by_step[name], primary_metric, total)
             finite = {str(k): v if math.isfinite(v) else None for k, v in curve.items()}
             results[name] |= {"curve": finite} | ({"pruned_at": last} if last < total else {})
     comparable = [_comparable(primary_metric, run_scores) for run_scores in scores]

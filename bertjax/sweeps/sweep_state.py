@@ -32,7 +32,7 @@ DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 _RANKING_FIELDS = {"eval_batches", "best_metric", "greater_is_better", "metrics"}
 _RESUMABLE_FIELDS = RESUMABLE_FIELDS - _RANKING_FIELDS
 # Of an entry; its other keys are the outcome.
-_RUN_KEYS = ("config", "data_fingerprint", "logits_digest", "curve")
+_RUN_KEYS = ("index", "config", "data_fingerprint", "logits_digest", "curve")
 
 
 class SweepState:
@@ -51,21 +51,24 @@ class SweepState:
         self.workdir, self.confirm = workdir, confirm
         if (workdir / "run.json").exists():
             raise InputError(f"{workdir}: holds a run, not a sweep. Use another --workdir.")
-        self._entries: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for path in self._parallel_dirs():
             if (path / DONE_FILE).exists():
-                self._entries |= _read_entries(path / DONE_FILE)
+                entries |= _read_entries(path / DONE_FILE)
+        # In the order in which they ended: the first of equal runs is the best.
+        self._entries = dict(sorted(entries.items(), key=lambda item: item[1]["index"]))
 
-    def read_proposals(self) -> list[str]:
-        """Return the names of the runs that a search has proposed, in their order."""
+    def read_proposals(self) -> list[list[str]]:
+        """Return the names of the runs that a search has proposed, by round, in their order."""
         path = self.workdir / PROPOSALS_FILE
-        return read_json_value(path, [str], "Use another --workdir.") if path.exists() else []
+        return read_json_value(path, [[str]], "Use another --workdir.") if path.exists() else []
 
-    def write_proposals(self, trials: Sequence[Trial]) -> None:
+    def write_proposals(self, rounds: Sequence[Sequence[Trial]]) -> None:
         """Write the names for `read_proposals`, on process 0."""
         if distributed.is_process_0():
             self.confirm()
-            write_json(self.workdir / PROPOSALS_FILE, [trial.name for trial in trials])
+            names = [[trial.name for trial in trials] for trials in rounds]
+            write_json(self.workdir / PROPOSALS_FILE, names)
 
     def check_trials(self, trials: Sequence[Trial]) -> None:
         """Check that all finished runs belong to the sweep; it may have more runs than before.
@@ -110,13 +113,22 @@ class SweepState:
                 )
 
     @property
-    def curves(self) -> list[dict[int, float]]:
-        """Comparable score by step of each run that ended well, of a search that prunes."""
+    def curves(self) -> list[dict[float, float]]:
+        """Comparable score by progress of each run that ended well, of a search that prunes."""
         return [
-            {int(step): -math.inf if score is None else score for step, score in curve.items()}
+            {float(key): -math.inf if score is None else score for key, score in curve.items()}
             for entry in self._entries.values()
             if (curve := entry.get("curve")) and not (entry["failed"] or "pruned_at" in entry)
         ]
+
+    @property
+    def pruned(self) -> dict[str, float]:
+        """Fraction of its steps at which each pruned run ended."""
+        return {
+            name: max(map(float, entry["curve"]))
+            for name, entry in self._entries.items()
+            if "pruned_at" in entry
+        }
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
@@ -127,9 +139,10 @@ class SweepState:
         }
 
     def parallel_dir(self, trials: Sequence[Trial], num_parallel: int) -> epath.Path:
-        """Return the directory of parallel runs.
+        """Return the directory of parallel runs, which exists if they were interrupted.
 
-        Its name depends on the runs: a state of other runs, or of more, cannot be resumed.
+        Its name ends with a digest of the runs: a state of other runs, or of more, cannot be
+        resumed. The number before it, of runs that had ended, sorts the directories for readers.
 
         Args:
           trials: the runs.
@@ -137,6 +150,9 @@ class SweepState:
         """
         names = "\n".join([str(num_parallel), *(trial.name for trial in trials)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
+        for path in self._parallel_dirs():
+            if path.name.endswith(f"-{digest}"):
+                return path
         return self.workdir / PARALLEL_RUNS_DIR / f"{len(self._entries):05d}-{digest}"
 
     def record(
@@ -157,11 +173,12 @@ class SweepState:
         entries = {
             trial.name: {
                 **outcomes[trial.name],
+                "index": index,
                 "config": trial.config.to_dict(),
                 "data_fingerprint": task.data_fingerprint,
                 "logits_digest": logits_digest(task),
             }
-            for trial in trials
+            for index, trial in enumerate(trials, len(self._entries))
         }
         if distributed.is_process_0():
             self.confirm()
@@ -183,7 +200,8 @@ class SweepState:
 
 
 def _read_entries(path: epath.Path) -> dict[str, dict[str, Any]]:
-    entry = {"config": {str: object}, "data_fingerprint": str, "logits_digest?": str}
+    entry = {"index": int, "config": {str: object}}
+    entry |= {"data_fingerprint": str, "logits_digest?": str}
     entry |= {"failed": bool, "scores": {str: (float, None)}}
     entry |= {"pruned_at?": int, "curve?": {str: (float, None)}}
     return read_json_object(path, {str: entry}, "Use another --workdir.")
