@@ -1,18 +1,23 @@
 """Labels, files and batches of fine-tuning data."""
 
+import json
 import pathlib
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import toy_tasks
+from pyarrow import feather, parquet
 from random_models import draw_model
 
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
+from bertjax.config.loading import load_config, parse_config
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 from bertjax.tasks.finetuning_data import find_files
+from bertjax.tasks.sequence_classification.data import read_sets
 from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
@@ -111,6 +116,57 @@ def test_train_file_needs_no_data_dir(tmp_path) -> None:
     }
     task = task_of(toy_tasks.configuration("single_label", tmp_path, **files))
     assert 0 < len(task.eval_sets()[0].data) == 300 - len(task.examples)
+
+
+def label_table(values: list, **columns: list) -> pyarrow.Table:
+    """Return a table in whose schema the values of `label` and `lang` have the names of classes."""
+    features = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
+    features["lang"] = {"names": ["de", "fr"], "_type": "ClassLabel"}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    texts = [f"ba {i}" for i in range(len(values))]
+    table = pyarrow.table({"text": texts, "label": values, "count": values, **columns})
+    return table.replace_schema_metadata(metadata)
+
+
+def read_label_tables(path: pathlib.Path, split: str, **data: Any) -> dict[str, list]:
+    fields = {"dir": str(path), "train_file": "train.parquet", "eval_file": "dev.feather", **data}
+    config = parse_config(
+        {"task": "sequence_classification", "data": fields}, registry.data_fields()
+    )
+    return {name: part.values for name, part in read_sets(config, split)}
+
+
+def test_class_ids_of_a_schema_become_class_names(tmp_path) -> None:
+    parquet.write_table(label_table([1, 0, -1, None]), tmp_path / "train.parquet")
+    feather.write_feather(label_table([0, 1], lang=[1, 0]), str(tmp_path / "dev.feather"))
+    assert read_label_tables(tmp_path, "train") == {"train": ["pos", "neg"]}
+    assert read_label_tables(tmp_path, "eval") == {"eval": ["neg", "pos"]}
+    sets = read_label_tables(tmp_path, "eval", eval_set_column="lang")
+    assert sets == {"de": ["pos"], "fr": ["neg"]}
+    parquet.write_table(label_table([1, 0]), tmp_path / "dev.parquet")  # lost its column `lang`
+    with pytest.raises(InputError, match="there is no column 'lang'"):
+        read_label_tables(tmp_path, "eval", eval_file="dev.parquet", eval_set_column="lang")
+    for problem_type, label, values in (
+        ("regression", "label", [0.0, 1.0]),
+        ("single_label_classification", "count", ["0", "1"]),
+        ("multi_label_classification", "label+count", [(), ("label", "count")]),
+    ):
+        data = {"problem_type": problem_type, "label": label}
+        assert read_label_tables(tmp_path, "eval", **data) == {"eval": values}
+
+
+def test_class_ids_of_a_schema_in_lists_become_class_names(tmp_path) -> None:
+    parquet.write_table(label_table([[1, 0], [], [0]]), tmp_path / "train.parquet")
+    data = {"problem_type": "multi_label_classification"}
+    sets = read_label_tables(tmp_path, "train", **data)
+    assert [sorted(names) for names in sets["train"]] == [["neg", "pos"], [], ["neg"]]
+
+
+def test_class_ids_that_the_schema_does_not_name_are_rejected(tmp_path) -> None:
+    parquet.write_table(label_table([1, 2]), tmp_path / "train.parquet")
+    message = r"train.parquet row 2: 2 in column 'label' is not one of 2 classes\. Fix the row\."
+    with pytest.raises(InputError, match=message):
+        read_label_tables(tmp_path, "train")
 
 
 def test_glue_train_file_is_not_split(tmp_path) -> None:

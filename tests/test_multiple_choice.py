@@ -313,11 +313,48 @@ def test_from_rows_reads_layouts_of_other_data_sets(row: dict) -> None:
     assert (question.context, question.choices, question.label) == ("He", ("ran", "sat"), 1)
 
 
-def test_from_rows_joins_context_and_question() -> None:
+def test_from_rows_reads_context_and_question() -> None:
     """RACE has the columns article, question, options and answer."""
     row = {"article": "It rained.", "question": "Why?", "options": ["x", "y"], "answer": "A"}
-    (question,) = read(row).questions
-    assert (question.context, question.label) == ("It rained. Why?", 0)
+    data = read(row)
+    (question,) = data.questions
+    assert question == MultipleChoiceQuestion("t.csv:2", "It rained.", ("x", "y"), 0, "Why?")
+    assert data.all_texts == ["It rained.", "Why?", "x", "y"]
+    for name, other in (("article", "Why?"), ("question", "It rained.")):
+        (question,) = read(row | {name: " "}).questions
+        assert (question.context, question.question) == (other, "")
+    with pytest.raises(InputError, match=r"^t.csv:2: columns 'context', 'question' are empty"):
+        read(row | {"article": "", "question": None})
+
+
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(1, 30), st.integers(5, 40))
+def test_encode_questions_truncates_the_context_before_its_question(
+    context: int, question: int, choice: int, max_choice_length: int
+) -> None:
+    texts = words(context, 0), words(question, 1), words(choice, 2)
+    row = {"context": texts[0], "question": texts[1], "choices": [texts[2], "ba"], "label": 0}
+    examples, truncated = encode_questions(read(row), TOKENIZER, max_choice_length, 128, 8)
+    room = max_choice_length - 3
+    start, end = truncated_pair_lengths(question, choice, room)
+    lengths = min(context, room - start - end), start, end
+    first, question_ids, choice_ids = (
+        TOKENIZER.encode(text)[:length] for text, length in zip(texts, lengths, strict=True)
+    )
+    prefix = [TOKENIZER.cls_id, *first, TOKENIZER.sep_id]
+    ids = [*prefix, *question_ids, *choice_ids, TOKENIZER.sep_id]
+    assert examples.ids[: examples.lengths[0]].tolist() == ids
+    assert examples.prefix_lengths[0] == len(prefix)
+    assert truncated.count(0) == sum(context + question + n > room for n in (choice, 1))
+
+
+def test_encode_questions_keeps_the_question_of_a_long_article() -> None:
+    row = {"article": words(300, 0), "question": words(9, 1), "options": ["ba", "do"]}
+    row |= {"answer": "B"}
+    examples, _ = encode_questions(read(row), TOKENIZER, 128, 512, 8)
+    question = TOKENIZER.encode(row["question"])
+    assert examples.lengths.tolist() == [128, 128]
+    for ids, choice in zip(np.split(examples.ids, examples.starts[1:]), ("ba", "do"), strict=True):
+        assert ids[-11:].tolist() == [*question, *TOKENIZER.encode(choice), TOKENIZER.sep_id]
 
 
 def test_from_rows_leaves_out_questions_without_a_label(caplog) -> None:

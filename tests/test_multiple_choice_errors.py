@@ -11,10 +11,11 @@ import bertjax
 from bertjax.config.config import Config
 from bertjax.inference.predictor import Predictor
 from bertjax.tasks import registry
+from bertjax.tasks.multiple_choice import encode
 from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.multiple_choice import dataset_from_rows
-from data_pipelines.finetuning.table import read_table
+from data_pipelines.finetuning.table import TableRow, read_table
 
 SWAG = "sent1,sent2,ending0,ending1,label\nba,do,ki,lu,0\nme,no,ra,si,1\n"
 T = "DIR/train"
@@ -93,6 +94,21 @@ def test_choices_of_any_name_are_displayed(models) -> None:
     (answer,) = predictor.predict([PredictInput("", question)], return_all_scores=True)
     _, bars = predictor.pipeline.display(question, answer)
     assert {name for name, _ in bars["scores"]} == {"do", "ki"}
+
+
+@pytest.mark.seconds
+def test_predict_reads_context_and_question_as_training_does(models) -> None:
+    predictor = Predictor(models / "multiple_choice")
+    row = {"article": "ba do", "question": "ki lu", "options": ["me", "no"]}
+    inputs = [PredictInput("in", row), PredictInput("in", row | {"question": ""})]
+    _, eval_set = predictor.pipeline.preprocess(inputs)
+    rows = dataset_from_rows("t", [TableRow("t", item.content) for item in inputs], False)
+    objective = predictor.pipeline.objective
+    examples, _ = encode("t", rows, predictor.pipeline.tokenizer, objective)
+    assert eval_set._examples.digest() == examples.digest()
+    answer, short = predictor.predict(inputs)
+    assert (answer["context"], answer["question"]) == ("ba do", "ki lu")
+    assert short["context"] == "ba do" and "question" not in short
 
 
 @pytest.mark.seconds

@@ -1,5 +1,7 @@
 """Tests of the assignment of pairs to sequences and of the batch arrays."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,6 +70,47 @@ def test_pack_closes_a_sequence_at_each_limit():
 def test_pack_skips_a_sequence_without_free_predictions():
     lengths, predictions = np.array([40, 39, 20]), np.array([5, 1, 2])
     assert pack(lengths, predictions, SequenceLimits(64, 6, 9)).tolist() == [1, 0, 0]
+
+
+def pack_by_scan(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -> list:
+    """Return what `pack` does, from a scan over all sequences for each pair."""
+    sequences: list[list[int]] = []  # room, free predictions and free examples
+    sequence_of_pair = np.zeros(len(lengths), int)
+    for pair in np.argsort(-lengths, kind="stable"):
+        needs = lengths[pair], predictions[pair], 1
+        fits = [
+            (free[0], i)
+            for i, free in enumerate(sequences)
+            if all(np.greater_equal(free, needs)) and free[1]
+        ]
+        if not fits:
+            fits = [(limits.tokens, len(sequences))]
+            sequences.append([limits.tokens, limits.predictions, limits.examples])
+        sequence_of_pair[pair] = sequence = min(fits)[1]
+        sequences[sequence] = np.subtract(sequences[sequence], needs).tolist()
+    order = np.argsort([free[0] for free in sequences], kind="stable")
+    return np.argsort(order)[sequence_of_pair].tolist()
+
+
+@given(loads())
+def test_pack_equals_a_scan_over_all_sequences(load):
+    limits, lengths, predictions = load
+    sequence = pack(lengths, predictions, limits)
+    assert sequence.tolist() == pack_by_scan(lengths, predictions, limits)
+
+
+@pytest.mark.parametrize("least_need", [1, 10])
+def test_pack_is_fast_if_predictions_are_the_limit(least_need):
+    """Sequences with room but too few free predictions took 8 s and more for these pairs."""
+    rng = np.random.default_rng(0)
+    predictions = rng.integers(10, 33, 20_000)
+    lengths = predictions + rng.integers(8, 40, 20_000)
+    predictions[lengths.argmin()] = least_need
+    start = time.process_time()
+    sequence = pack(lengths, predictions, SequenceLimits(512, 32, 64))
+    assert time.process_time() - start < 2  # 0.1 s
+    assert np.bincount(sequence, predictions).max() <= 32
+    assert np.bincount(sequence, lengths).max() <= 512
 
 
 CLS, SEP = 1, 2

@@ -318,6 +318,13 @@ def test_from_rows_leaves_out_answers_that_are_not_accepted(caplog) -> None:
     assert len(read([row | {"answer": "yes"} for row in rows])) == 4
 
 
+def test_from_rows_keeps_answers_that_are_the_label() -> None:
+    answers = ["accept", "reject", "accept", "reject"]
+    rows = [{"text": "a", "answer": answer} for answer in answers]
+    data = read(rows, dataclasses.replace(CLASS, label="answer"))
+    assert data.values == answers and data.ids is None
+
+
 def test_label_names_warns_of_labels_that_differ_in_case(caplog) -> None:
     assert label_names(labeled("Good", "good", "bad")) == ("Good", "bad", "good")
     assert "labels differ in upper and lower case only: Good, good" in caplog.text

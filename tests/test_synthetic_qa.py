@@ -128,7 +128,7 @@ def test_spans_are_replaced_by_others_of_the_same_parts_of_speech() -> None:
 
 
 def test_names_and_numbers_are_replaced_in_questions_in_lower_case() -> None:
-    """A model with an uncased vocabulary asks them, and taggers find no names there."""
+    """A model with an uncased vocabulary asks them, and names have other tags there."""
     context = "Ana met Bo near seven towns in 1905. Cy left York in 1914."
     replace = functools.partial(negatives.replace_span, tag=tag_capitals, answer="seven towns")
     texts = {replace("where did ana meet bo in 1905 ?", context, seed=seed) for seed in range(30)}

@@ -115,7 +115,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], "MultipleChoiceEvalSet"]:
-        """Return packed batches of context and choice pairs."""
+        """Return packed batches of choices, each with its context and question."""
         data = dataset_from_rows("input", map(_to_table_row, inputs), False)
         eval_set = MultipleChoiceEvalSet("input", data, self.tokenizer, self.objective)
         return eval_set.batches(), eval_set
@@ -130,6 +130,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
             label = int(scores.argmax())
             answer: dict[str, Any] = {
                 "context": question.context,
+                **({"question": question.question} if question.question else {}),
                 "label": label,
                 "answer": question.choices[label],
                 "score": round(float(scores[label]), 6),
@@ -161,7 +162,9 @@ class MultipleChoiceTask(FinetuningTask):
     objective: MultipleChoiceObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "max_choice_length": field(
-            128, "tokens of a context with one choice; the longer text loses tokens first"
+            128,
+            "tokens of a context with one choice; the longer text loses tokens first, beside a "
+            "question the context",
         )
     }
     INFERENCE_FIELDS = ("max_seq_length", "data.max_choice_length")
@@ -221,7 +224,10 @@ class MultipleChoiceTask(FinetuningTask):
     def report(cls, name: str, config: Config, directory: epath.Path) -> str:
         """Return the HTML report of an evaluation."""
         texts = [
-            (set_name, [f"{q.context} [{' | '.join(q.choices)}]" for q in data.questions])
+            (
+                set_name,
+                [f"{q.context_and_question} [{' | '.join(q.choices)}]" for q in data.questions],
+            )
             for set_name, data in cls.read_sets(config, "eval")
         ]
         return report.render(name, directory, texts, "multiple_choice")
@@ -273,7 +279,8 @@ class MultipleChoiceEvalSet(PackedEvalSet):
             for number, (question, scores) in enumerate(pairs)
         ]
         examples = [
-            f"{question.context} → {question.choices[scores.argmax()]} ({question.choices[gold]})"
+            f"{question.context_and_question} → {question.choices[scores.argmax()]} "
+            f"({question.choices[gold]})"
             for question, scores in itertools.islice(pairs, NUM_EXAMPLES_SHOWN)
             if (gold := question.label) is not None
         ]

@@ -34,15 +34,22 @@ class MultipleChoiceQuestion(NamedTuple):
 
     Attributes:
       location: file and line for error messages.
-      context: the first text of each pair.
+      context: the first text of each pair; the question, if there is no other context.
       choices: the second texts.
       label: index of the right choice; None if unlabeled.
+      question: start of the second texts, if it is no part of the context; else "".
     """
 
     location: str
     context: str
     choices: tuple[str, ...]
     label: int | None
+    question: str = ""
+
+    @property
+    def context_and_question(self) -> str:
+        """The texts that all choices share, joined by a space."""
+        return f"{self.context} {self.question}".strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +61,12 @@ class MultipleChoiceDataset:
 
     @property
     def all_texts(self) -> list[str]:
-        """The context and the choices of each question."""
+        """The context, question and choices of each question."""
         return [
-            text for question in self.questions for text in (question.context, *question.choices)
+            text
+            for question in self.questions
+            for text in (question.context, question.question, *question.choices)
+            if text
         ]
 
 
@@ -65,9 +75,9 @@ def dataset_from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> Mul
 
     - SWAG: `sent1`, `sent2` (the start of every choice, may be empty), `ending0`, `ending1`, ...
       and `label`, the index of the right choice.
-    - JSON lines: `context`, `question` or both, joined by a space; `choices`, a list of texts; and
-      `label`, an index from 0 or a letter. Other data sets have other names for these: see
-      `_KEYS`. Choices may be {"label": ["A", ...], "text": [...]} or [{"label", "text"}, ...].
+    - JSON lines: `context`, `question` or both; `choices`, a list of texts; and `label`, an index
+      from 0 or a letter. Other data sets have other names for these: see `_KEYS`. Choices may be
+      {"label": ["A", ...], "text": [...]} or [{"label", "text"}, ...].
 
     If labels are read, questions without one are left out with a warning, unless none has one.
 
@@ -77,7 +87,9 @@ def dataset_from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> Mul
     """
     rows = [row._replace(values=_rename_keys(row.values)) for row in rows]
     if any(row.values.keys() >= {"context", "question"} for row in rows):
-        _log.info("%s: context and question of each row are joined.", name)
+        _log.info(
+            "%s: read context and question as [CLS] context [SEP] question choice [SEP].", name
+        )
     if labeled:
         missing = [row for row in rows if _is_unlabeled(row)]
         if 0 < len(missing) < len(rows):
@@ -97,17 +109,20 @@ def _is_unlabeled(row: TableRow) -> bool:
 
 def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
     names: list[str] = []  # of the choices
+    question = ""
     if "choices" in row.values:
         values, names = _parse_choices(row)
         names = names or [*string.ascii_uppercase[: len(values)]]
-        texts = [name for name in ("context", "question") if name in row.values]
-        context = row.text(texts or ["question"])
+        columns = [name for name in ("context", "question") if name in row.values]
+        texts = [name for name in columns if not row.first_blank_column((name,))]
+        context = row.text(texts[:1] or columns or ["question"])
+        question = row.text(texts[1:]) if len(texts) > 1 else ""
         choices = [_choice_text(row, f"choice {i}", value) for i, value in enumerate(values)]
     else:
         if "sent1" not in row.values:
-            columns = ", ".join(map(repr, row.values)) or "none"
+            known = ", ".join(map(repr, row.values)) or "none"
             raise InputError(
-                f"{row.location}: no column 'sent1', only {columns}. Name the columns sent1, "
+                f"{row.location}: no column 'sent1', only {known}. Name the columns sent1, "
                 "ending0, ending1, ... and label, or write JSON lines with question, choices (a "
                 "list) and label."
             )
@@ -143,7 +158,7 @@ def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
                 f"{len(choices) - 1}."
             )
         label = int(text)
-    return MultipleChoiceQuestion(row.location, context, tuple(choices), label)
+    return MultipleChoiceQuestion(row.location, context, tuple(choices), label, question)
 
 
 def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:
@@ -205,10 +220,13 @@ def encode_questions(
 ) -> tuple[Examples, list[int]]:
     """Return questions as groups of examples [CLS] context [SEP] choice [SEP].
 
+    With a context and a question they are [CLS] context [SEP] question choice [SEP].
+
     Args:
       data: the questions.
       tokenizer: the tokenizer.
-      max_choice_length: maximal tokens of an example; the longer text loses tokens first.
+      max_choice_length: maximal tokens of an example. The longer text loses tokens first; with a
+        context and a question only the context does, as long as it has some.
       max_seq_length: tokens of a sequence, which holds all choices of a question. With many choices
         it limits each example to its share.
       max_choices: maximal choices of a question.
@@ -234,13 +252,20 @@ def encode_questions(
                 f"raise max_seq_length={max_seq_length}, which has room for at most {max_choices}."
             )
         context = tokenizer.encode(question.context)
+        question_ids = tokenizer.encode(question.question) if question.question else []
         for number, choice in enumerate(question.choices):
             choice_ids = tokenizer.encode(choice)
-            if len(context) + len(choice_ids) > room:
+            if len(context) + len(question_ids) + len(choice_ids) > room:
                 truncated.append(index)
-            first, second = truncated_pair_lengths(len(context), len(choice_ids), room)
-            prefix = [tokenizer.cls_id, *context[:first], tokenizer.sep_id]
-            rows.append([*prefix, *choice_ids[:second], tokenizer.sep_id])
+            if question_ids:
+                start, end = truncated_pair_lengths(len(question_ids), len(choice_ids), room)
+                second = [*question_ids[:start], *choice_ids[:end]]
+                first = context[: room - len(second)]
+            else:
+                start, end = truncated_pair_lengths(len(context), len(choice_ids), room)
+                first, second = context[:start], choice_ids[:end]
+            prefix = [tokenizer.cls_id, *first, tokenizer.sep_id]
+            rows.append([*prefix, *second, tokenizer.sep_id])
             prefix_lengths.append(len(prefix))
             labels.append(number == question.label)
             weights.append(question.label is not None)

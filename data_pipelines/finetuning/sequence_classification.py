@@ -183,8 +183,9 @@ def dataset_from_rows(
 ) -> SequenceClassificationDataset:
     """Return the examples of a table.
 
-    Examples without a label are left out with a warning, see `missing_labels.py`. Ids are row
-    numbers, also behind rows that were left out.
+    Examples without a label are left out with a warning, see `missing_labels.py`. So are those
+    that annotators of Prodigy rejected, unless their answer is the label. Ids are row numbers, also
+    behind rows that were left out.
 
     Args:
       name: name of the data set.
@@ -207,7 +208,8 @@ def dataset_from_rows(
         row.values.update(dict.fromkeys(optional - row.values.keys()))
     kept: list[TableRow] = []
     bad: list[str] = []
-    for row in accepted_rows(name, rows) if labeled else rows:
+    skips_rejected = labeled and "answer" not in split_column_names(columns.label)
+    for row in accepted_rows(name, rows) if skips_rejected else rows:
         blank = _blank_text(row, columns) if max_bad_fraction is not None else ""
         if blank:
             bad.append(f"{row.location}: column {blank!r} is empty. Write its text, delete the row")

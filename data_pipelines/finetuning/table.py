@@ -89,6 +89,7 @@ def read_table(
     max_bad_fraction: float = 0.0,
     columns: Sequence[str] = (),
     keep_quotes: bool = False,
+    class_columns: Collection[str] = (),
 ) -> list[TableRow]:
     """Read a table, perhaps compressed; the suffix of its name decides the format.
 
@@ -103,9 +104,12 @@ def read_table(
         rows are skipped with a warning.
       columns: column names of a file without a header, with commas if it ends in .csv, else tabs.
       keep_quotes: leave the quotes of .tsv and .txt as they are, as GLUE's files need it.
+      class_columns: columns of Parquet and Arrow files in which class ids become class names, if
+        the schema has some, and those of unlabeled rows None.
 
     Raises:
-      InputError: the file does not exist, is empty, has another format or more bad rows.
+      InputError: the file does not exist, is empty, has another format or more bad rows, or the
+        schema has no name for a class id.
     """
     path = check_file(path)
     suffix, name = file_format(path), str(path)  # of epath, a microsecond for every location
@@ -125,6 +129,10 @@ def read_table(
             TableRow(f"{name} row {i}", row)
             for i, row in enumerate(arrow_tables.read_rows(path), 1)
         ]
+        class_names = arrow_tables.read_class_names(path) if class_columns else {}
+        for column in class_names.keys() & {*class_columns}:
+            for row in rows if column in rows[0].values else ():  # a schema may name lost columns
+                row.values[column] = _class_names(row, column, class_names[column])
     elif suffix in JSON_SUFFIXES:
         rows = [
             TableRow(location, parse_object(location, row) if isinstance(row, str) else row)
@@ -139,6 +147,23 @@ def read_table(
     if not rows:
         raise InputError(f"{path}: no rows. Give a file with examples.")
     return rows
+
+
+def _class_names(row: TableRow, column: str, names: Sequence[str]) -> Any:
+    """Return the value of a column, a class id or a list of them, with names for class ids."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        if value >= len(names):
+            raise InputError(
+                f"{row.location}: {value} in column {column!r} is not one of {len(names)} classes. "
+                "Fix the row."
+            )
+        return names[value] if value >= 0 else None
+
+    value = row.values[column]
+    return [*map(name, value)] if isinstance(value, list) else name(value)
 
 
 def describe_missing_column(rows: Sequence[TableRow], column: str, field: str) -> str:

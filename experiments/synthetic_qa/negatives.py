@@ -114,7 +114,7 @@ def replace_span(question: str, context: str, answer: str, tag: Tagger, seed: in
         for start, end, kinds in known
         if (match := _find_words(context[start:end], question)) and replacements.get(kinds)
     ]
-    if not is_lower:  # else the tagger finds no names
+    if not is_lower:  # else no name has its tag
         spans += [
             span
             for span in content_spans(question, tag)

@@ -208,7 +208,12 @@ def _read(
     if tfds_split:
         rows: Sequence[TableRow] = read_tfds_table(source, tfds_split)
     else:
-        rows = read_table(source, max_bad_fraction, split_column_names(data["columns"]))
+        # A number to predict, and 0 and 1 in columns of their own, may have class names too.
+        class_columns = {eval_set_column}
+        if data["problem_type"] != "regression":
+            class_columns.add(data["label"])
+        names = split_column_names(data["columns"])
+        rows = read_table(source, max_bad_fraction, names, class_columns=class_columns)
     columns = dataclasses.replace(columns_from_config(config), eval_set_column=eval_set_column)
     name = f"{source} {tfds_split}".strip()
     _check_columns(name, rows, columns)

@@ -73,9 +73,10 @@ def sentences_from_spans(
         if not offsets:
             raise InputError(f"{location}: no words. Write some or delete the row.")
         kept = _without_overlaps(location, spans, fix_tags, counts)
+        starts, ends = ([*bounds] for bounds in zip(*offsets, strict=True))
         entities: list[Entity] = []
         for span in kept:
-            first, last = _words_of(location, text, span, offsets)
+            first, last = _words_of(location, text, span, starts, ends)
             if (offsets[first][0], offsets[last][1]) != (span.start, span.end):
                 counts["cut"] += 1
                 whole = text[offsets[first][0] : offsets[last][1]]
@@ -249,11 +250,22 @@ def _without_overlaps(
 
 
 def _words_of(
-    location: str, text: str, span: Span, offsets: Sequence[tuple[int, int]]
+    location: str, text: str, span: Span, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the first and the last word that a span touches."""
-    first = bisect.bisect_right([end for _, end in offsets], span.start)
-    last = bisect.bisect_left([start for start, _ in offsets], span.end) - 1
+    """Return the first and the last word that a span touches.
+
+    Args:
+      location: file and line for error messages.
+      text: the text.
+      span: a span of the text.
+      starts: index of the first character of each word.
+      ends: index after the last character of each word.
+
+    Raises:
+      InputError: the span touches no word.
+    """
+    first = bisect.bisect_right(ends, span.start)
+    last = bisect.bisect_left(starts, span.end) - 1
     if first > last:
         raise InputError(
             f"{location}: no word in {text[span.start : span.end]!r}. Fix the offsets of "
