@@ -162,6 +162,25 @@ def test_prepare_keeps_case_as_the_vocabulary(tmp_path, text, cased_vocab) -> No
     assert load_tokenizer(tmp_path / "corpus").cased
 
 
+@pytest.mark.parametrize("name", [".", "folder/.."])
+def test_prepare_rejects_an_output_without_a_name(
+    tmp_path, monkeypatch, refused, text, vocab, name
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    error = refused(*prepare(text, vocab, name))
+    assert error.endswith(f"{name}: not the name of a new directory. Choose one, such as corpus.")
+    assert sorted(os.listdir()) == ["folder", "text.txt", "vocab.txt"]
+
+
+def test_prepare_rejects_a_directory_with_several_splits(tmp_path, refused, text, vocab) -> None:
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(text, tmp_path / "data" / f"{split}-00000-of-00001.txt")
+    error = refused(*prepare(tmp_path / "data", vocab, tmp_path / "corpus"))
+    assert f"such as --input '{tmp_path}/data/train-*'." in error
+
+
 def test_prepare_rejects_unsuitable_vocabularies(
     tmp_path, refused, text, vocab, cased_vocab
 ) -> None:
@@ -192,6 +211,8 @@ def test_prepare_rejects_unsuitable_vocabularies(
         (["train", "--config", "nowhere.py", "--workdir", "x"], "nowhere.py: no such file"),
         (["inspect", *SMOKE, "--start", "-1"], "--start=-1: not a step"),
         (["inspect", *SMOKE, "--sequences", "0"], "--sequences=0: below 1"),
+        (["inspect", *SMOKE, "--steps", "0"], "--steps=0: below 1. Give at least 1"),
+        (["inspect", *SMOKE, "--steps", "-3"], "--steps=-3: below 1"),
         (
             ["inspect", *SMOKE, "--num-processes", "2", "--process-id", "2"],
             "--process-id=2: not below --num-processes=2. Count from 0",

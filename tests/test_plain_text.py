@@ -6,6 +6,7 @@ import pytest
 from document_files import every_compression, read, save
 
 from data_pipelines.errors import InputError
+from data_pipelines.text import plain_text
 
 EXTRACTED = """\
 <doc id="12" url="https://example.org/wiki?curid=12" title="Tea &amp; &quot;bread&quot;">
@@ -54,6 +55,47 @@ def test_separators_end_documents(tmp_path: pathlib.Path) -> None:
     for documents in ("blocks", "lines"):
         path = save(tmp_path / "a.txt", text)
         assert read(path, documents=documents) == [["One.", "Two."], ["Three."], ["Four."]]
+
+
+@pytest.mark.parametrize("documents", ["blocks", "lines", "wrapped"])
+@pytest.mark.parametrize("mark", ["<|endoftext|>", "Its end.<|endoftext|>", "<|endoftext|>Two."])
+def test_separators_after_the_first_lines_are_rejected(tmp_path, documents: str, mark: str) -> None:
+    book = "A sentence of a long book.\n" * 600
+    text = f"{book}{mark}\n{book}"
+    path = save(tmp_path / "a.txt", text)
+    with pytest.raises(InputError, match=r"a\.txt:601: <\|endoftext\|>, but none in") as caught:
+        read(path, documents=documents)
+    assert str(caught.value).endswith("Insert a line <|endoftext|> at the start of the file.")
+    path = save(tmp_path / "a.txt", f"<|endoftext|>\n{text}")
+    assert len(read(path, documents=documents)) == 2
+
+
+def test_separators_within_later_lines_are_text(tmp_path: pathlib.Path) -> None:
+    text = "A line.\n" * 600 + "GPT writes <|endoftext|> between documents.\n"
+    assert len(read(save(tmp_path / "a.txt", text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("documents", "start", "message"),
+    [
+        ("blocks", "", "a document takes more than 1 MiB .* choose --documents lines"),
+        ("wrapped", "", "a paragraph takes more than 1 MiB .* choose --documents lines"),
+        ("blocks", "<|endoftext|>\n", r"a document takes .*\. Divide it with <\|endoftext\|>\."),
+    ],
+)
+def test_too_large_documents_are_rejected(
+    tmp_path, monkeypatch, documents: str, start: str, message: str
+) -> None:
+    monkeypatch.setattr(plain_text, "_MAX_DOCUMENT_BYTES", 1 << 20)
+    line = "A line of text.\n"
+    count = (1 << 20) // (len(line) - 1 + 64)
+    path = save(tmp_path / "a.txt", start + line * (count + 100))
+    with pytest.raises(InputError, match=rf"a\.txt: {message}"):
+        read(path, documents=documents)
+    if not start:
+        assert len(read(path, documents="lines")) == count + 100
+    half, end = line * (count // 2), start or "\n"
+    assert read(save(tmp_path / "b.txt", (start + half + end) * 3), documents=documents)
 
 
 def test_articles_of_wikitext_103_are_documents(tmp_path: pathlib.Path) -> None:

@@ -81,6 +81,35 @@ def test_descriptions_of_data_are_left_out_of_directories(tmp_path: pathlib.Path
     assert "left out, as descriptions of the data: README.md, state.json." in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("train", "other", "pattern"),
+    [
+        ("train-00000-of-00001.txt", "test-00000-of-00001.txt", "train-*"),
+        ("data/train-00000-of-00001.txt", "data/validation-00000-of-00001.txt", "data/train-*"),
+        ("c4-train.00000-of-01024.txt", "c4-validation.00000-of-00008.txt", "c4-train.*"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.train.*"),
+        ("train1.txt", "dev.txt", "train*"),
+        ("train/data.txt", "test/data.txt", "train"),
+    ],
+)
+def test_directories_with_several_splits_are_rejected(tmp_path, train, other, pattern) -> None:
+    for name in (train, other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        save(tmp_path / name, name)
+    with pytest.raises(InputError, match=r"has the split train \(.*\) and another") as caught:
+        resolve_inputs([str(tmp_path)])
+    assert train in str(caught.value) and other in str(caught.value)
+    assert str(caught.value).endswith(f"such as --input '{tmp_path}/{pattern}'.")
+    assert read(f"{tmp_path}/{pattern}") == [[train]]
+
+
+@pytest.mark.parametrize("name", ["training.txt", "contest.txt", "a-device.txt", "latest-1.txt"])
+def test_directories_with_one_split_are_read(tmp_path: pathlib.Path, name: str) -> None:
+    for file in ("train-00000-of-00002.txt", "train-00001-of-00002.txt", name):
+        save(tmp_path / file, "text")
+    assert len(read(str(tmp_path))) == 3
+
+
 def test_directories_without_files_are_rejected(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: directory without files. Name"):
         read(str(tmp_path))

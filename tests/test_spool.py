@@ -182,6 +182,130 @@ def test_prepare_resumes_after_an_error_at_the_end(source, tmp_path, caplog) -> 
     assert "resume after 200 documents" in caplog.text
 
 
+@pytest.fixture
+def inputs(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    """Five files, of which the fourth is not UTF-8 at its end."""
+    (tmp_path / "in").mkdir()
+    paths = [tmp_path / "in" / f"{number}.txt" for number in range(5)]
+    for number, path in enumerate(paths):
+        path.write_text(sample_text(seed=number, documents=60))
+    with paths[3].open("ab") as file:
+        file.write(b"\n\n\xff\n")
+    return paths
+
+
+def fix_file(paths: list[pathlib.Path]) -> None:
+    paths[3].write_text(sample_text(seed=9, documents=30))
+
+
+def remove_file(paths: list[pathlib.Path]) -> None:
+    paths[3].unlink()
+
+
+def replace_earlier_file(paths: list[pathlib.Path]) -> None:
+    fix_file(paths)
+    paths[1].write_text(sample_text(seed=10, documents=50))
+
+
+def insert_file(paths: list[pathlib.Path]) -> None:
+    fix_file(paths)
+    paths[1].with_name("1b.txt").write_text(sample_text(seed=11, documents=50))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("change", "num_kept", "workers"),
+    [
+        (fix_file, 3, 1),
+        (fix_file, 3, 2),
+        (remove_file, 3, 1),
+        (replace_earlier_file, 1, 1),
+        (insert_file, 2, 1),
+    ],
+)
+def test_prepare_resumes_before_the_first_changed_input(
+    inputs, tmp_path, monkeypatch, caplog, change, num_kept: int, workers: int
+) -> None:
+    """A late error costs no more than the inputs from there on, and a segment."""
+    out, source = tmp_path / "out", str(tmp_path / "in")
+    caplog.set_level("INFO")
+    with pytest.raises(InputError, match=r"3\.txt: byte \d+ is not UTF-8"):
+        prepare([source], TOKENIZER, out, workers=workers)
+    assert "out.partial/spool: kept. Fix the input; the same command resumes." in caplog.text
+    change(inputs)
+    reads = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            corpus, "read_source", lambda *a, **k: reads.append(a[0]) or read_source(*a, **k)
+        )
+        interrupt(patch, Spool, "append", 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):  # killed while it resumes
+            prepare([source], TOKENIZER, out, workers=workers)
+    assert pathlib.Path(reads[0]) == inputs[num_kept - 1]
+    prepare([source], TOKENIZER, out, workers=workers)
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["in", "out", "whole"]
+
+
+@pytest.mark.seconds
+def test_prepare_resumes_with_more_inputs(source: str, tmp_path, monkeypatch, caplog) -> None:
+    out, more = tmp_path / "out", tmp_path / "b.txt"
+    read_all(monkeypatch, source, out)
+    more.write_text(sample_text(seed=5, documents=40))
+    with caplog.at_level("INFO"):
+        prepare([source, str(more)], TOKENIZER, out, workers=1)
+    assert "resume after 200 documents" in caplog.text
+    prepare([source, str(more)], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.seconds
+def test_prepare_starts_again_after_a_kill_during_deletion_of_changed_sources(
+    source: str, tmp_path, monkeypatch
+) -> None:
+    """The identity of the old segments stays until they are deleted."""
+    out, more = tmp_path / "out", tmp_path / "b.txt"
+    more.write_text(sample_text(seed=5, documents=200))
+    with monkeypatch.context() as patch:
+        interrupt(patch, ShardWriter, "close", 0, OSError("disk full"))
+        with pytest.raises(OSError, match="disk full"):
+            prepare([source, str(more)], TOKENIZER, out, workers=1)
+    more.write_text(sample_text(seed=6, documents=150))
+    identity = tmp_path / "out.partial" / "spool" / "identity.json"
+    before = identity.read_bytes()
+    with monkeypatch.context() as patch:
+        interrupt(patch, pathlib.PosixPath, "unlink", 4, Killed())
+        with pytest.raises(Killed):
+            prepare([source, str(more)], TOKENIZER, out, workers=1)
+    assert identity.read_bytes() == before
+    prepare([source, str(more)], TOKENIZER, out, workers=1)
+    prepare([source, str(more)], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("pattern", ["", "/*", "/**"])
+def test_prepare_resumes_with_an_output_in_the_directory_of_inputs(
+    tmp_path: pathlib.Path, monkeypatch, caplog, pattern: str
+) -> None:
+    directory = tmp_path / "in"
+    directory.mkdir()
+    for name, documents in (("a", 100), ("z", 60)):
+        (directory / f"{name}.txt").write_text(sample_text(seed=documents, documents=documents))
+    source, out = f"{directory}{pattern}", directory / "corpus"
+    read_all(monkeypatch, source, out)
+    (directory / "corpus.partial.lock").touch()  # as after SIGKILL
+    with caplog.at_level("INFO"):
+        prepare([source], TOKENIZER, out, workers=1)
+    assert "resume after 160 documents" in caplog.text
+    prepare([str(directory / "*.txt")], TOKENIZER, tmp_path / "whole", workers=1)
+    files = content(out), content(tmp_path / "whole")
+    for file in files:
+        del file["manifest.json"]  # which records the inputs
+    assert files[0] == files[1]
+
+
 def newer_text(source: str, monkeypatch) -> None:
     """Change the text but not its length, in the same second."""
     before = os.stat(source)

@@ -138,6 +138,16 @@ def test_corpus_is_identical_to_the_local_one(corpus, local) -> None:
     assert corpus | {"manifest.json": manifest} == here
 
 
+def test_prepare_deletes_only_what_it_wrote(bucket, corpus) -> None:
+    stderr = finish(start(bucket, *prepare(GS), "--output", f"{GS}/text"), status=2)
+    assert f"{GS}/text: already contains other files. Choose another" in stderr
+    assert bucket.below("text/") == {"one.txt": FILES["text/one.txt"].encode()}
+    for name in ("train-00000-of-00009.tokens", "eval-00000-of-00001.tokens", "vocab.txt"):
+        bucket.write(f"again/{name}", b"of an interrupted preparation")
+    finish(start(bucket, *prepare(GS), "--output", f"{GS}/again"))
+    assert bucket.below("again/") == corpus
+
+
 def test_killed_save_is_not_finished_and_never_read(killed, resumed) -> None:
     assert any(name.startswith("00000008/") and "ocdbt" in name for name in killed)
     assert "00000004/files.json" in killed and "00000008/files.json" not in killed

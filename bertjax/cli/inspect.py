@@ -56,8 +56,9 @@ def check(args: argparse.Namespace) -> None:
             f"--process-id={args.process_id}: not below --num-processes={args.num_processes}. "
             "Count from 0."
         )
-    if args.sequences < 1:
-        raise InputError(f"--sequences={args.sequences}: below 1. Give at least 1.")
+    for name in ("steps", "sequences"):
+        if (number := getattr(args, name)) < 1:
+            raise InputError(f"--{name}={number}: below 1. Give at least 1.")
     if args.output:
         check_output(args.output)
     check_config(args, needs_data=not args.params)

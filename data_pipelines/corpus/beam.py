@@ -30,7 +30,7 @@ from data_pipelines.corpus.shards import (
     read_manifest,
     token_dtype,
 )
-from data_pipelines.corpus.staging import staging_directory
+from data_pipelines.corpus.staging import is_in_output, staging_directory
 from data_pipelines.corpus.tf_examples import are_tf_examples
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import ReadOptions, read_source, resolve_inputs
@@ -81,12 +81,14 @@ def prepare_with_beam(
     """
     filters, recorded = options.filters, options.manifest_entries(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
-    sources = list(enumerate(resolve_inputs(inputs)))
+    output = epath.Path(output)
+    names = [name for name in resolve_inputs(inputs) if not is_in_output(name, output)]
+    sources = list(enumerate(names))
     if are_tf_examples([source for _, source in sources]):
         raise InputError(f"{sources[0][1]}: has tf_examples. Prepare them without --runner.")
     if field := options.read_options.spans:
         raise InputError(f"spans={field}: not supported by Beam. Prepare them without --runner.")
-    with staging_directory(epath.Path(output)) as stage:
+    with staging_directory(output) as stage:
         directory = str(stage)
         # Beam's check of annotations does not support protocols such as `Tokenizer`.
         flags = PipelineOptions(list(beam_options), pipeline_type_check=False)

@@ -45,7 +45,7 @@ from data_pipelines.corpus.shards import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
-from data_pipelines.corpus.staging import spool_directory, staging_directory
+from data_pipelines.corpus.staging import is_in_output, spool_directory, staging_directory
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import installed_version
 from data_pipelines.parallel import group_by_size, ordered_map
@@ -77,12 +77,12 @@ def prepare(
     """Prepare a corpus directory: shards of the train and eval splits, tokenizer and manifest.
 
     Equal inputs and options give identical files for any number of workers. `OUTPUT.partial` holds
-    the work in progress; an interrupted preparation resumes from it. Remote file systems cannot
-    rename a directory: there the manifest, written last, completes the corpus, and an interrupted
-    preparation starts again.
+    the work in progress; an interrupted preparation resumes from it, also after an input was fixed
+    or appended. Remote file systems cannot rename a directory: there the manifest, written last,
+    completes the corpus, and an interrupted preparation starts again.
 
     Args:
-      inputs: inputs as described in `text.sources`.
+      inputs: inputs as described in `text.sources`; files of the output are left out.
       tokenizer: tokenizer of the corpus, saved with it.
       output: a directory that does not exist or is empty.
       options: options that determine the content of the corpus.
@@ -93,20 +93,21 @@ def prepare(
       InputError: an input is invalid, the output is not empty, or another process
         prepares it.
     """
-    filters, read_options = options.filters, options.read_options
-    sources = resolve_inputs(inputs)
+    filters, read_options, output = options.filters, options.read_options, epath.Path(output)
+    sources = [name for name in resolve_inputs(inputs) if not is_in_output(name, output)]
     if are_pairs := tf_examples.are_tf_examples(sources):
         tf_examples.check_options(options)
     dtype = token_dtype(len(tokenizer.tokens))
     progress_bar = _ProgressBar(progress)
-    identity = _spool_identity(sources, read_options, tokenizer, filters)
+    spool_options = _describe_options(read_options, tokenizer, filters)
+    signatures = [_file_signature(source) for source in sources]
     with (
-        staging_directory(epath.Path(output), resume=True) as stage,
+        staging_directory(output, resume=True) as stage,
         spool_directory(stage) as directory,
     ):
         has_spans = bool(read_options.spans)
         row_dtype = index_dtype(filters, has_spans)
-        spool = Spool(directory, identity, row_dtype)
+        spool = Spool(directory, spool_options, signatures, row_dtype)
         for index in spool.indexes():
             progress_bar.add(index)
         if spool.position != Position():
@@ -126,7 +127,10 @@ def prepare(
                 progress_bar.add(index)
                 spool.append(index, payload, positions.popleft())
         except InputError:
-            spool.delete()
+            if spool.position == Position():
+                spool.delete()
+            elif not is_remote(stage):
+                log.info("%s: kept. Fix the input; the same command resumes.", directory)
             raise
         spool.commit_segment()
         progress_bar.close()
@@ -140,11 +144,9 @@ def prepare(
         return finalize_corpus(stage, tokenizer, recorded, shard_infos, totals)
 
 
-def _spool_identity(
-    sources: Sequence[str], read_options: ReadOptions, tokenizer: Tokenizer, filters: Filters
-) -> str:
-    """Return a description of everything that determines the content of the spool."""
-    identity = [
+def _describe_options(read_options: ReadOptions, tokenizer: Tokenizer, filters: Filters) -> str:
+    """Return a description of what determines the content of the spool beside the sources."""
+    description = [
         CORPUS_VERSION,
         SENTENCE_RULES_VERSION,
         MAX_SENTENCE_TOKENS,
@@ -155,9 +157,8 @@ def _spool_identity(
         filters.near_dedup,
         filters.library_versions,
         installed_version("mwparserfromhell"),  # reads the markup of Wikipedia
-        [_file_signature(source) for source in sources],
     ]
-    return json.dumps(identity)
+    return json.dumps(description)
 
 
 def _file_signature(source: str) -> list[str | int]:

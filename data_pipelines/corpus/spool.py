@@ -3,16 +3,19 @@
 A spool is a directory of segments. A segment has the payload and the index of consecutive documents
 (see `documents.INDEX`), and a JSON file, written last. The JSON file has the input position at the
 end of the segment, and size and checksum of the other two files. If they match, the segment is
-complete. An interrupted preparation resumes after the leading complete segments.
+complete. An interrupted preparation resumes after the leading complete segments of unchanged
+sources.
 """
 
 import io
+import itertools
 import json
+import operator
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,33 +36,43 @@ class Position(NamedTuple):
 class Spool:
     """Segments in a directory.
 
-    Opening deletes segments made from other input or options, and all from the first damaged one.
+    Opening deletes segments made with other options, and all from the first one that is damaged or
+    has documents of a source that changed.
 
     Args:
       directory: created if it does not exist.
-      identity: describes input and options; equal if the same documents would be written.
+      options: describes the options; equal if a source would have the same documents.
+      sources: describes each source, as JSON; equal if the source is unchanged.
       dtype: dtype of the index.
 
     Attributes:
       position: input position at the end of the complete segments.
     """
 
-    def __init__(self, directory: pathlib.Path, identity: str, dtype: np.dtype) -> None:
+    def __init__(
+        self, directory: pathlib.Path, options: str, sources: Sequence[Any], dtype: np.dtype
+    ) -> None:
         self._dtype = dtype
         self._directory = directory
-        identity_file = directory / _IDENTITY
-        if not identity_file.exists() or identity_file.read_text() != identity:
+        previous_options, previous_sources = self._read_identity()
+        if previous_options != options:
             self.delete()
             directory.mkdir(parents=True)
-            atomic_write_text(identity_file, identity)
+            previous_sources = []
+        same = map(operator.eq, previous_sources, sources)
+        num_unchanged = sum(itertools.takewhile(bool, same))
         self._count = 0
         self.position = Position()
         while position := self._read_segment_end(self._count):
+            if position.source >= num_unchanged:
+                break
             self.position = position
             self._count += 1
         for path in sorted(directory.glob("[0-9]*")):
             if int(path.name.partition(".")[0]) >= self._count:
                 path.unlink()
+        # Written last: after a kill before it, the old segments still have the old identity.
+        atomic_write_text(directory / _IDENTITY, json.dumps([options, *sources]))
         self._start_segment()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
@@ -101,6 +114,14 @@ class Spool:
         """Yield the payload of each complete segment, in order."""
         for segment in range(self._count):
             yield memoryview(self._path(segment, "payload").read_bytes())
+
+    def _read_identity(self) -> tuple[str | None, list[Any]]:
+        """Return options and sources of the segments; None if they are unknown."""
+        try:
+            options, *sources = json.loads((self._directory / _IDENTITY).read_text())
+        except (OSError, ValueError, TypeError):
+            return None, []
+        return options, sources
 
     def _read_segment_end(self, segment: int) -> Position | None:
         """Return the input position at the end of a segment; None if it is not complete."""

@@ -7,6 +7,7 @@ afterwards. A preparation that is killed at any moment leaves either the spool o
 import contextlib
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterator
 
@@ -15,30 +16,40 @@ from etils import epath
 from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote, locked, make_directory, remove_empty
+from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE
+from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
+from data_pipelines.vocabulary.vocab_file import VOCAB_FILE
 
 _PARTIAL = ".partial"
+_SHARD = re.compile(r"(?:train|eval)-\d{5,}-of-\d{5,}\.tokens")
+# The files written after the shards, also under the names that `atomic_write` gives them.
+_LATER_FILES = "|".join(map(re.escape, (VOCAB_FILE, MODEL_FILE, CONFIG_FILE, MANIFEST)))
+_LATER_FILE = re.compile(rf"(?:{_LATER_FILES})(?:\.[0-9a-f]{{8}}\.partial)?")
 
 
 @contextlib.contextmanager
 def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epath.Path]:
     """Yield an empty directory that becomes `output` if the block succeeds.
 
-    A remote file system cannot rename a directory: there the block writes into `output` itself.
+    A remote file system cannot rename a directory: there the block writes into `output` itself, and
+    the files of an interrupted preparation are deleted before.
 
     Args:
       output: a directory that does not exist or is empty.
       resume: keep the spool of an interrupted preparation.
 
     Raises:
-      InputError: `output` is not empty, or another process prepares it.
+      InputError: `output` is not empty or has no name, or another process prepares it.
     """
     if is_remote(output):
-        _check_output(output)
+        leftovers = _check_output(output)
         output.mkdir(parents=True, exist_ok=True)
-        for leftover in output.iterdir():
+        for leftover in leftovers:
             leftover.unlink()
         yield output
         return
+    if output.name in ("", ".."):  # it is renamed from a directory beside it
+        raise InputError(f"{output}: not the name of a new directory. Choose one, such as corpus.")
     work = output.with_name(output.name + _PARTIAL)
     created = make_directory(output.parent)
     problem = (
@@ -77,13 +88,37 @@ def spool_directory(stage: epath.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(stage).with_name("spool")
 
 
-def _check_output(output: epath.Path) -> None:
+def is_in_output(source: str, output: epath.Path) -> bool:
+    """Return whether an input is a file of the output, which may lie in a directory of inputs."""
+    if is_remote(output):
+        return source.startswith(f"{output}/")
+    path, directory = os.path.realpath(source), os.path.realpath(output)
+    work = f"{directory}{_PARTIAL}"
+    return path == f"{work}.lock" or path.startswith((f"{directory}/", f"{work}/"))
+
+
+def _check_output(output: epath.Path) -> list[epath.Path]:
+    """Return the files that an interrupted preparation left in a remote output.
+
+    Shards are the last: without one, the other names may be those of a user's vocabulary.
+
+    Raises:
+      InputError: the output is a file, or contains other files.
+    """
     if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file. Choose another output directory.")
-    unfinished = is_remote(output) and not (output / MANIFEST).exists()
-    if output.is_dir() and not unfinished and any(output.iterdir()):
-        content = "a finished corpus" if (output / MANIFEST).exists() else "other files"
+    files = list(output.iterdir()) if output.is_dir() else []
+    if not files:
+        return []
+    is_corpus = (output / MANIFEST).exists()
+    shards = [file for file in files if _SHARD.fullmatch(file.name)]
+    later_files = [file for file in files if _LATER_FILE.fullmatch(file.name)]
+    is_known = len(shards) + len(later_files) == len(files)
+    is_interrupted = is_known and bool(shards) and not any(file.is_dir() for file in files)
+    if is_corpus or not is_remote(output) or not is_interrupted:
+        content = "a finished corpus" if is_corpus else "other files"
         raise InputError(
             f"{output}: already contains {content}. Choose another output directory, or delete "
             "this one."
         )
+    return [*later_files, *shards]

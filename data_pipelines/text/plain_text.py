@@ -15,6 +15,9 @@ _EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.{,1000}?)"|'(.{,1000}?)')\s*/?>"
 _TAGS = re.compile(r"</?(?:a|b|i|u|h[1-6]|li|ul|ol|dl|dd|dt|p|br|div|span|ref)\b[^<>]*>")
 _HEADING_START = re.compile(r"(?:= )+(?!=)")  # of WikiText-2 and WikiText-103, stripped
 _LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
+_MAX_DOCUMENT_BYTES = 1 << 26  # as long as a page of Wikipedia's dumps may be
+_LINE_BYTES = 64  # that a line takes in memory beside its characters
+_BLOCK_FIX = "Divide it with blank lines; if each line is a document, choose --documents lines."
 # Chapters of wrapped books end at two or more blank lines. A shorter part is a heading. A longer
 # one is divided, so that one book without chapters has the two documents that are the minimum.
 _MIN_CHAPTER_CHARS, _MAX_CHAPTER_CHARS = 1_000, 16_000
@@ -23,12 +26,20 @@ _MIN_CHAPTER_CHARS, _MAX_CHAPTER_CHARS = 1_000, 16_000
 def block_documents(
     source: str, lines: Iterable[str], count: Callable[[], None]
 ) -> Iterator[list[str]]:
-    """Yield the blocks between blank lines; call `count` for each line."""
+    """Yield the blocks between blank lines; call `count` for each line.
+
+    Raises:
+      InputError: a block is too large.
+    """
     document: list[str] = []
+    size = 0
     for line in lines:
         count()
         if line := line.strip():
             document.append(line)
+            size += len(line) + _LINE_BYTES
+            if size > _MAX_DOCUMENT_BYTES:
+                raise _too_large(source, "document", _BLOCK_FIX)
             if len(document) == _LONG_DOCUMENT_LINES:
                 _log.warning(
                     "%s: a document has more than %d lines. A blank line ends a document; if each "
@@ -38,9 +49,32 @@ def block_documents(
                 )
         elif document:
             yield document
-            document = []
+            document, size = [], 0
     if document:
         yield document
+
+
+def _too_large(source: str, part: str, fix: str) -> InputError:
+    """Return the error of a document or paragraph of more than `_MAX_DOCUMENT_BYTES`."""
+    limit = f"{_MAX_DOCUMENT_BYTES >> 20} MiB"
+    return InputError(f"{source}: a {part} takes more than {limit} of memory. {fix}")
+
+
+def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text whose first lines have no mark `<|endoftext|>`.
+
+    Raises:
+      InputError: a later line begins or ends with the mark, which would not end a document.
+    """
+    for number, line in enumerate(lines, 1):
+        if SEPARATOR in line:
+            text = line.replace(_START, "").strip()
+            if text.startswith(SEPARATOR) or text.endswith(SEPARATOR):
+                raise InputError(
+                    f"{source}:{number}: {SEPARATOR}, but none in the first lines, which determine "
+                    f"the layout. Insert a line {SEPARATOR} at the start of the file."
+                )
+        yield line
 
 
 def line_documents(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -50,15 +84,18 @@ def line_documents(lines: Iterable[str]) -> Iterator[list[str]]:
             yield [line]
 
 
-def wrapped_documents(lines: Iterable[str]) -> Iterator[list[str]]:
+def wrapped_documents(source: str, lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield the chapters of wrapped text, a paragraph a line.
 
     Two or more blank lines end a chapter of at least 1,000 characters. After 16,000 characters,
     the end of a paragraph does.
+
+    Raises:
+      InputError: a paragraph is too large.
     """
     document: list[str] = []
     size = 0
-    for gap, paragraph in _wrapped_paragraphs(lines):
+    for gap, paragraph in _wrapped_paragraphs(lines, source):
         if size >= _MAX_CHAPTER_CHARS or (gap > 1 and size >= _MIN_CHAPTER_CHARS):
             yield document
             document, size = [], 0
@@ -73,20 +110,23 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
     return (paragraph for _, paragraph in _wrapped_paragraphs(lines))
 
 
-def _wrapped_paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _wrapped_paragraphs(
+    lines: Iterable[str], source: str | None = None
+) -> Iterator[tuple[int, str]]:
     """Yield paragraphs and the number of blank lines before each.
 
     A blank line ends a paragraph, and a line that is indented more than the line before. The
     hyphen at the end of a line is kept, without a space behind it: it may be part of the word.
+    Paragraphs of a `source` are limited; those of a field are in memory already.
     """
     parts: list[str] = []
-    gap = blank = indent = 0
+    gap = blank = indent = size = 0
     for line in lines:
         stripped = line.strip()
         previous_indent, indent = indent, len(line) - len(line.lstrip())
         if parts and (not stripped or indent > previous_indent):
             yield gap, "".join(parts)
-            parts = []
+            parts, size = [], 0
         if not stripped:
             blank += 1
             continue
@@ -95,20 +135,31 @@ def _wrapped_paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         if not parts:
             gap, blank = blank, 0
         parts.append(stripped)
+        size += len(stripped) + _LINE_BYTES
+        if source is not None and size > _MAX_DOCUMENT_BYTES:
+            raise _too_large(source, "paragraph", _BLOCK_FIX)
     if parts:
         yield gap, "".join(parts)
 
 
-def separated_documents(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the documents between marks `<|endoftext|>`; blank lines do not end a document."""
+def separated_documents(source: str, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the documents between marks `<|endoftext|>`; blank lines do not end a document.
+
+    Raises:
+      InputError: a document is too large.
+    """
     document: list[str] = []
+    size = 0
     for line in lines:
         part, *others = line.replace(_START, "").split(SEPARATOR)
         document.append(part.strip())
+        size += len(part) + _LINE_BYTES
+        if size > _MAX_DOCUMENT_BYTES:
+            raise _too_large(source, "document", f"Divide it with {SEPARATOR}.")
         for other in others:
             if any(document):
                 yield list(filter(None, document))
-            document = [other.strip()]
+            document, size = [other.strip()], len(other)
     if any(document):
         yield list(filter(None, document))
 

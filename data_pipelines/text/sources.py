@@ -50,6 +50,8 @@ _DESCRIPTIONS = {
     *("state.json", "md5sums.txt"),
 }
 _WILDCARD = re.compile(r"[*?\[]")
+# Splits in the names of files and folders: train-00000-of-00001.parquet, wiki.valid.tokens, dev/.
+_SPLIT = re.compile(r"(?:^|[-._ /])(?:(train)|test|valid|validation|val|dev)(?=$|[-._ /\d])", re.I)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +127,18 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
     """Return the inputs with directories and patterns replaced by their existing files.
 
     Raises:
-      InputError: an input does not exist or is named twice, or needs a library that is missing.
+      InputError: an input does not exist or is named twice, needs a library that is missing, or is
+        a directory with the training split of a data set and another.
     """
     sources: list[str] = []
     for pattern in inputs:
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
         if pattern.startswith(TFDS):
             check_tfds_installed(pattern)
-        sources += map(str, match_files(pattern)) if is_path else [pattern]
+        files = match_files(pattern) if is_path else []
+        if is_path and epath.Path(pattern).is_dir():
+            _reject_several_splits(epath.Path(pattern), files)
+        sources += map(str, files) if is_path else [pattern]
     for source, count in collections.Counter(sources).items():
         check_readable(source)
         if count > 1:
@@ -179,6 +185,24 @@ def _leave_out_descriptions(directory: epath.Path, files: list[epath.Path]) -> l
         (str(directory), names), f"{directory}: left out, as descriptions of the data: {names}."
     )
     return described
+
+
+def _reject_several_splits(directory: epath.Path, files: Iterable[epath.Path]) -> None:
+    """Raise InputError if a directory has a split `train` and others, such as `test`."""
+    first: dict[bool, tuple[str, re.Match[str]]] = {}  # by whether it is of the training split
+    for file in files:
+        name = file.relative_to(directory).as_posix()
+        if match := _SPLIT.search(name):
+            first.setdefault(match[1] is not None, (name, match))
+    if len(first) < 2:
+        return
+    name, match = first[True]
+    stem, following = name[: match.end()], name[match.end() :][:1]
+    pattern = stem if following == "/" else f"{stem}{following.strip('0123456789')}*"
+    raise InputError(
+        f"{directory}: has the split train ({name}) and another ({first[False][0]}). Name the "
+        f"files to read, such as --input '{directory / pattern}'."
+    )
 
 
 def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
@@ -264,6 +288,8 @@ class _SourceReader:
             rows = tables.read_rows(source, lines, header, field)
             what = f"the cells of column {field!r} of {', '.join(map(repr, header.columns))}"
             return self._announce(layout, what, self._records(f"{source}:", rows))
+        if layout != "separated" and not is_whole:
+            lines = plain_text.reject_separators(source, lines)
         if layout == "extractor":
             documents = plain_text.extractor_documents(source, lines, bad.add_line)
             return self._announce(layout, "<doc> blocks, without titles", documents)
@@ -271,7 +297,7 @@ class _SourceReader:
             documents = plain_text.wikitext_documents(lines)
             return self._announce(layout, 'articles below "= Title =", without headings', documents)
         if layout == "separated":
-            documents = plain_text.separated_documents(lines)
+            documents = plain_text.separated_documents(source, lines)
             return self._announce(layout, f"the parts between {plain_text.SEPARATOR}", documents)
         is_wrapped = self._options.documents == "wrapped"
         if any(map(str.strip, sample)) and {".csv", ".tsv"}.intersection(path.suffixes):
@@ -282,7 +308,7 @@ class _SourceReader:
             return plain_text.block_documents(source, lines, bad.count)
         counted = bad.count_all(lines)
         if is_wrapped:
-            return plain_text.wrapped_documents(counted)
+            return plain_text.wrapped_documents(source, counted)
         return plain_text.line_documents(counted)
 
     def _records(
