@@ -75,6 +75,8 @@ def evaluate(
     """
     is_single = isinstance(checkpoint, str | os.PathLike)
     checkpoints: Sequence[epath.PathLike] = [checkpoint] if is_single else checkpoint
+    if not checkpoints:
+        raise InputError(f"checkpoint={checkpoint!r}: no model. Name one or several.")
     run_config = make_run_config(config, _quote_strings(overrides), checkpoint=checkpoints[0])
     return dict(evaluation.evaluate(run_config, *checkpoints).scores)
 

@@ -79,6 +79,37 @@ def test_failed_request_leaves_the_others(thread) -> None:
         bad.result(30)
 
 
+def test_missing_answers_fail_their_request_alone(thread) -> None:
+    def predict(inputs: list) -> list:
+        return [{"text": item.content} for item in inputs if item.content != "lost"]
+
+    it = batcher(thread, predict, max_inputs=4)
+    lost, good = it.submit(request("a", "lost")), it.submit(request("b"))
+    with pytest.raises(RuntimeError, match="returned 1 answers to 2 inputs"):
+        lost.result(LONG)
+    assert texts_of(good) == ["b"]
+    it.drain()
+
+
+def test_cancelled_requests_are_not_computed_and_leave_the_queue(thread) -> None:
+    predictor: Any = Predictor()
+    it = RequestBatcher(predictor, LIMITS, thread)
+    running = it.submit(request("x" * 9, "y" * 9))
+    while not predictor.batches:
+        time.sleep(0.01)
+    gone, kept = it.submit(request("a", "b")), it.submit(request("c"))
+    assert it.num_queued == 3
+    assert running.cancel() and gone.cancel()
+    assert it.num_queued == 1
+    predictor.proceed.set()
+    assert texts_of(kept) == ["c"]
+    assert predictor.batches == [["x" * 9], ["c"]]
+    last = it.submit(request("d"))
+    last.cancel()
+    it.drain(LONG)
+    assert it.num_queued == 0
+
+
 def test_drain_does_not_wait_for_a_slow_computation(thread) -> None:
     predictor: Any = Predictor()
     batcher = RequestBatcher(predictor, LIMITS, thread)

@@ -221,13 +221,13 @@ def test_packed_sources_have_the_targets_of_single_ones(options: dict[str, Any])
         assert_same(found, decode("prefix", [source], **options)[0])
 
 
-def test_short_sources_share_sequences_and_others_a_bucket() -> None:
+def test_source_batches_have_a_sequence_for_each_source_of_a_bucket() -> None:
     sources = [np.arange(4, 4 + n, dtype=np.int32) for n in (9, 17, 20, 7, 8)]
     options = DecodingOptions(max_new_tokens=4)
     batches = SourceBatches(sources, [4] * 5, 32, [options] * 5)
     assert batches.order == [2, 1, 0, 4, 3]
     shapes = [(*batch["input_ids"].shape, *batch["source_tokens"].shape) for batch in batches]
-    assert shapes == [(2, 32, 2, 32), (2, 16, 3, 16)]
+    assert shapes == [(2, 32, 2, 32), (3, 16, 3, 16)]
     numbers = iter(batches.order)
     for batch in batches:
         for tokens, length in zip(batch["source_tokens"], batch["source_lengths"], strict=True):

@@ -14,6 +14,7 @@ from test_interface import SHAPE
 import bertjax
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
+from bertjax.serving.options import Limits
 from bertjax.serving.server import bind_socket
 from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
@@ -149,7 +150,7 @@ def test_server_answers_its_form(paths) -> None:
 @pytest.mark.seconds
 def test_warmup_compiles_what_requests_need(paths, monkeypatch) -> None:
     predictor = bertjax.inference.predictor.Predictor(paths["causal"])
-    compile_ahead(predictor, 2)
+    compile_ahead(predictor, Limits(max_inputs=2))
     functions = predictor._runner._step_functions
     monkeypatch.setattr(functions, "compile_generate_step", None)
     answers = predictor.predict(bertjax.inference.predictor.make_inputs([TEXT, "ba"])[0])

@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -66,6 +67,17 @@ def write_model(path: pathlib.Path, method: str, max_length: int = 32) -> pathli
     model = draw_model(shape, toy_tasks.TOKENIZER, *HEADS[method])
     huggingface.write(dataclasses.replace(model, labels=LABELS.get(method, ())), epath.Path(path))
     return path
+
+
+class DataFrame:
+    """The part of a pandas.DataFrame by which it is recognized."""
+
+    columns = ("text",)
+
+    def to_dict(self, orient: str) -> None: ...
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +177,14 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
         ),
         ("fill_mask", ({"source": "[MASK]"},), "^input 0: no text. Give a text, or an object with"),
         ("fill_mask", ([None],), "^input 0: None is no input"),
+        ("classify", (None,), "^texts=None: no input. Give one or several"),
+        ("classify", (5,), "^inputs=5: no input. Give a text, a dictionary or several"),
+        ("classify", (DataFrame(),), "^texts: a DataFrame. Give its rows, df.to_dict"),
+        ("predict", (DataFrame(),), "^inputs: a DataFrame"),
+        ("encode", (DataFrame(),), "^texts: a DataFrame"),
+        ("encode", (None,), "^texts=None: no input"),
+        ("encode", ("ba", -1), r"^layers=-1: no list of layers. Give one, such as \(-1,\)"),
+        ("answer", (["ba"], None), "^context=None: no input"),
         ("answer", (["a", "b"], ["c"]), "^question, context: 2 and 1 inputs"),
         ("answer", ("ba?", " "), "^input 0: the passage is empty"),
         ("classify", (["ba", " "],), "^input 1: column 'text' is empty"),
@@ -282,6 +302,11 @@ def test_train_calls_back_and_evaluate_returns_scores(toys, tmp_path) -> None:
     assert bertjax.evaluate(tmp_path, spec, overrides) == scores
     other = bertjax.evaluate(tmp_path, overrides={"data.eval_file": "train.csv"})
     assert other["loss"] != scores["loss"]
+
+
+def test_evaluate_needs_a_model() -> None:
+    with pytest.raises(bertjax.InputError, match=r"^checkpoint=\[\]: no model"):
+        bertjax.evaluate([])
 
 
 def test_run_config_is_the_same_for_every_source(toys) -> None:

@@ -99,6 +99,22 @@ def test_full_queue_rejects_requests_and_loses_none(served, gated) -> None:
     assert max(sizes) == LIMITS.max_inputs
 
 
+def test_request_of_a_closed_connection_leaves_the_queue(served, gated) -> None:
+    it, (sizes, gate) = served("fill_mask"), gated
+    body = json.dumps({"inputs": "ba [MASK]"})
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(it.predict, "[MASK]")
+        wait_until(lambda: sizes == [1])
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", it.port)) as line:
+            line.request("POST", "/predict", body)
+            wait_until(lambda: it.batches.num_queued == 1)
+        wait_until(lambda: it.batches.num_queued == 0)
+        gate.set()
+        assert first.result()
+    it.batches.drain(LONG)
+    assert sizes == [1]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -248,6 +264,14 @@ def test_cancelled_answer_of_a_stopping_server_is_a_503() -> None:
     assert status == 503 and content["error"].startswith("the server is shutting down")
 
 
+def test_request_of_a_client_that_disconnects_is_cancelled() -> None:
+    waiting: Future = Future()
+    version = SimpleNamespace(name="1-a")
+    model: Any = SimpleNamespace(submit=lambda *_: (version, waiting), version=version)
+    status, _ = ask(model, "POST", "/predict", is_closing=False, disconnects=True)
+    assert status == 400 and waiting.cancelled()
+
+
 @pytest.mark.parametrize(
     ("is_loaded", "is_closing", "status", "message"),
     [
@@ -263,7 +287,9 @@ def test_server_is_ready_between_load_and_shutdown(is_loaded, is_closing, status
     assert next(iter(content.values())).startswith(message)
 
 
-def ask(model: Any, method: str, path: str, is_closing: bool) -> tuple[int, Any]:
+def ask(
+    model: Any, method: str, path: str, is_closing: bool, disconnects: bool = False
+) -> tuple[int, Any]:
     """Return the status and the content of an application's response, without a server."""
     closing = threading.Event()
     if is_closing:
@@ -271,9 +297,12 @@ def ask(model: Any, method: str, path: str, is_closing: bool) -> tuple[int, Any]
     app = make_app({DEFAULT_MODEL: model}, LIMITS, Access(), ServerMetrics(), closing)
     body = json.dumps(REQUEST).encode()
     messages: list[Any] = []
+    received = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if not received and not disconnects:
+            await asyncio.Event().wait()  # the client waits for its answer
+        return received.pop() if received else {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         messages.append(message)
@@ -281,4 +310,4 @@ def ask(model: Any, method: str, path: str, is_closing: bool) -> tuple[int, Any]
     scope = {"type": "http", "method": method, "path": path, "query_string": b""}
     scope |= {"headers": [(b"host", b"localhost")], "server": ("127.0.0.1", 80)}
     asyncio.run(app(scope, receive, send))
-    return messages[0]["status"], json.loads(messages[1]["body"])
+    return messages[0]["status"], json.loads(messages[1]["body"] or "null")

@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -234,6 +235,27 @@ def test_reload_under_load_loses_no_request_and_marks_each_answer(versions, tmp_
     assert not wrong, wrong[:3]
     assert statuses == {200: sent} and sum(seen.values()) == sent
     assert seen.keys() == {first, second}
+
+
+def test_reload_that_is_requested_while_models_load_waits_for_them(tmp_path) -> None:
+    calls: list[str] = []
+    model: Any = SimpleNamespace(
+        version=None,
+        load=lambda: calls.append("load"),
+        reload=lambda: calls.append("reload"),
+        drain=lambda timeout: None,
+    )
+    with bind_socket("127.0.0.1", 0) as listener:
+        server = ModelServer(listener, {DEFAULT_MODEL: tmp_path / "missing"})
+        server.models[DEFAULT_MODEL] = model
+        try:
+            server.request_reload()
+            time.sleep(0.1)  # a thread that waits for requests has the time to drop it
+            assert not calls
+            server.load()
+            wait_until(lambda: calls == ["load", "reload"])
+        finally:
+            server.close()
 
 
 def test_prefix_of_tf1_has_a_version(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """Python interface to a model."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,13 @@ from jax import Array
 
 from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
-from bertjax.inference.predictor import Predictor, make_inputs, open_model
+from bertjax.inference.predictor import (
+    Predictor,
+    check_argument,
+    check_inputs,
+    make_inputs,
+    open_model,
+)
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
@@ -105,8 +112,10 @@ class Model:
           normalize: scale embeddings to length 1.
 
         Raises:
-          InputError: there is no such layer or pooling.
+          InputError: there is no such layer or pooling, or an input is no text.
         """
+        if not isinstance(layers, Iterable) or isinstance(layers, str):
+            raise InputError(f"layers={layers!r}: no list of layers. Give one, such as (-1,).")
         key = tuple(layers), pooling, normalize
         if key not in self._embedders:
             _, options = find_embedding_options(self._directory, layers, "text", pooling, normalize)
@@ -198,6 +207,8 @@ class Model:
         return Predictor(self._pretrained)
 
     def _make_method(self, pipeline: type[Pipeline[Any]]) -> Callable[..., Any]:
+        signature = inspect.signature(pipeline.parse_arguments)
+
         @functools.wraps(pipeline.parse_arguments)
         def method(*args: Any, return_all_scores: bool = False, **kwargs: Any) -> Any:
             trained = self._predictor.pipeline
@@ -206,6 +217,9 @@ class Model:
                     f"{self.path}: the model {trained.description}. Call {trained.method}, or "
                     f"encode for embeddings, or load a model that {pipeline.description}."
                 )
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if signature.parameters[name].default is inspect.Parameter.empty:
+                    check_argument(name, value)
             return self.predict(pipeline.parse_arguments(*args, **kwargs), return_all_scores)
 
         method.__name__ = pipeline.method
@@ -213,6 +227,7 @@ class Model:
 
 
 def _as_texts(texts: str | Iterable[str]) -> list[str]:
+    check_inputs("texts", texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):

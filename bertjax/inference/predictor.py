@@ -214,6 +214,7 @@ def make_inputs(data: Any) -> tuple[list[PredictInput], bool]:
     Raises:
       InputError: an input is neither a text nor a dictionary.
     """
+    check_inputs("inputs", data)
     is_single = isinstance(data, str | Mapping)
     inputs = [
         PredictInput(f"input {i}", content)
@@ -223,3 +224,21 @@ def make_inputs(data: Any) -> tuple[list[PredictInput], bool]:
         if not isinstance(content, str | Mapping):
             raise InputError(f"{location}: {content!r} is no input. Give a text or a dictionary.")
     return inputs, is_single
+
+
+def check_inputs(name: str, value: Any) -> None:
+    """Raise InputError if an argument is neither one input nor several."""
+    check_argument(name, value)
+    if not isinstance(value, Iterable):
+        raise InputError(f"{name}={value!r}: no input. Give a text, a dictionary or several.")
+
+
+def check_argument(name: str, value: Any) -> None:
+    """Raise InputError for None, and for a DataFrame, which iterates over names of columns."""
+    if value is None:
+        raise InputError(f"{name}=None: no input. Give one or several.")
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):
+        raise InputError(
+            f'{name}: a DataFrame. Give its rows, df.to_dict("records"), or the texts of a column, '
+            'df["text"].tolist().'
+        )

@@ -55,7 +55,8 @@ class AccessCheck:
         host = request.headers.get("host", "").lower()
         name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
         scope = request.scope.get("server")
-        address = scope[0] if scope else ""
+        # A socket of IPv6 maps addresses of IPv4, which requests name without this prefix.
+        address = scope[0].removeprefix("::ffff:") if scope else ""
         is_local = bool(address) and ip_address(address).is_loopback
         if not (self._access.hosts or is_local):
             return True

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 from bertjax.errors import CommandError
 from bertjax.serving.access import AccessCheck
+from bertjax.serving.batching import Answers
 from bertjax.serving.metrics import ServerMetrics
 from bertjax.serving.models import ServedModel
 from bertjax.serving.observation import RequestObserver, find_record
@@ -97,7 +99,7 @@ def make_app(
             record.num_inputs = len(predict_request.inputs)
             version, future = model.submit(predict_request, record.request_id)
             record.version = version.name
-            answers = await asyncio.wrap_future(future)
+            answers = await wait_for_answers(request, future)
         except InputError as error:
             return error_response(400, str(error))
         except CommandError as error:
@@ -147,6 +149,32 @@ def make_app(
     # The routes of a model with a name have those of the default model as labels in the metrics.
     labels = {route.endpoint: route.path for route in reversed(routes)}
     return RequestObserver(AccessCheck(app, access), labels, metrics, logs_requests)
+
+
+async def wait_for_answers(request: Request, future: Future[Answers]) -> Answers:
+    """Return the answers to a request whose body has been read.
+
+    Raises:
+      ClientDisconnect: the client is gone; its inputs are not computed any more.
+      Exception: the request failed.
+    """
+    answers = asyncio.wrap_future(future)  # if one is cancelled, so is the other
+    is_gone = False
+
+    async def cancel_if_gone() -> None:
+        nonlocal is_gone
+        if (await request.receive())["type"] == "http.disconnect":
+            is_gone = answers.cancel()
+
+    watcher = asyncio.create_task(cancel_if_gone())
+    try:
+        return await answers
+    except asyncio.CancelledError:
+        if is_gone:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watcher.cancel()
 
 
 def describe(model: ServedModel) -> dict[str, str]:

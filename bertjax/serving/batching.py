@@ -69,6 +69,20 @@ class _PendingRequest:
         """Inputs that have no answer yet."""
         return self.request.inputs[len(self.answers) :]
 
+    @property
+    def is_cancelled(self) -> bool:
+        """True if nobody waits for the answers any more."""
+        return self.future.cancelled()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Return the answers or the error, unless the request is cancelled."""
+        if not self.future.set_running_or_notify_cancel():  # from here on nobody cancels it
+            return
+        if error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.answers)
+
 
 class RequestBatcher:
     """Queue of the requests of a model; inputs that wait together are computed together.
@@ -99,6 +113,8 @@ class RequestBatcher:
     def submit(self, request: PredictRequest, request_id: str = "") -> Future[Answers]:
         """Return the future answers to a request; it may fail with an InputError or any exception.
 
+        If it is cancelled, the inputs that have no answer yet are not computed.
+
         Args:
           request: the request.
           request_id: names it in the log.
@@ -107,7 +123,6 @@ class RequestBatcher:
           RequestRejectedError: too many inputs are queued.
         """
         pending = _PendingRequest(request, request_id, Future())
-        pending.future.set_running_or_notify_cancel()  # so that nobody cancels it from here on
         with self._changed:
             num_queued = self._count_queued()
             if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
@@ -132,14 +147,15 @@ class RequestBatcher:
             self._changed.wait_for(lambda: not self._is_computing, timeout)
 
     def _count_queued(self) -> int:
-        return sum(len(pending.remaining) for pending in self._queue)
+        return sum(len(pending.remaining) for pending in self._queue if not pending.is_cancelled)
 
     def _run_batch(self) -> None:
         """Answer the next batch; the one after it waits for the batches of other models."""
         batch = self._next_batch()
         if num_inputs := sum(count for _, count in batch):
             self._observe(num_inputs)
-        self._predict(batch)
+        if batch:
+            self._predict(batch)
         with self._changed:
             self._is_computing = bool(self._queue)
             if self._is_computing:
@@ -153,6 +169,9 @@ class RequestBatcher:
             free, characters = self._limits.max_inputs, self._limits.max_characters
             for _ in range(len(self._queue)):
                 pending = self._queue[0]
+                if pending.is_cancelled:
+                    self._queue.popleft()
+                    continue
                 options = pending.request.return_all_scores
                 if batch and options != batch[0][0].request.return_all_scores:
                     break
@@ -175,6 +194,11 @@ class RequestBatcher:
         return_all_scores = batch[0][0].request.return_all_scores
         try:
             answers = list(self._predictor.predict(inputs, return_all_scores=return_all_scores))
+            if len(answers) != len(inputs):  # of a user's pipeline
+                raise RuntimeError(
+                    f"the pipeline returned {len(answers)} answers to {len(inputs)} inputs. Have "
+                    "its postprocess return one for each input."
+                )
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -183,7 +207,7 @@ class RequestBatcher:
                 return
             if not isinstance(error, InputError | CommandError):
                 _log.exception("request %s failed", batch[0][0].request_id)
-            batch[0][0].future.set_exception(error)
+            batch[0][0].finish(error)
             return
         remaining = iter(answers)
         for pending, count in batch:
@@ -192,4 +216,4 @@ class RequestBatcher:
                 with self._changed:
                     self._queue.append(pending)
             else:
-                pending.future.set_result(pending.answers)
+                pending.finish()

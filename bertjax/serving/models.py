@@ -60,7 +60,7 @@ class ModelVersion:
     ) -> None:
         self.predictor = Predictor(model)  # may open another checkpoint of the run
         self.name = find_version(model)
-        compile_ahead(self.predictor, limits.max_inputs)
+        compile_ahead(self.predictor, limits)
         thread.submit(lambda: predict_sample(self.predictor)).result()
         observe = metrics.batch_inputs.labels(model_name).observe
         self.batches = RequestBatcher(self.predictor, limits, thread, observe)

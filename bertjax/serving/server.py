@@ -104,7 +104,6 @@ class ModelServer:
         self._thread.start()
         # A signal handler may put into this queue, and must not acquire a lock.
         self._reloads: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        threading.Thread(target=self._reload_models, daemon=True).start()
 
     def descriptions(self) -> dict[str, str]:
         """Return what each loaded model does, such as "predicts the class of texts", by name."""
@@ -126,9 +125,14 @@ class ModelServer:
                 Predictor(open_model(model.path))
         for model in self.models.values():
             model.load()
+        # Requests to reload that arrived until now have waited: files may have changed since.
+        threading.Thread(target=self._reload_models, daemon=True).start()
 
     def request_reload(self) -> None:
-        """Have new versions of all models loaded, while the current ones answer requests."""
+        """Have new versions of all models loaded, while the current ones answer requests.
+
+        Before `load` has returned, the request waits for it.
+        """
         self._reloads.put(True)
 
     def wait(self) -> None:
@@ -154,5 +158,5 @@ class ModelServer:
     def _reload_models(self) -> None:
         while self._reloads.get():
             for model in self.models.values():
-                if model.version and not self._is_closing.is_set():  # else it is loading
+                if not self._is_closing.is_set():
                     model.reload()

@@ -1,36 +1,92 @@
 """Compilation of the shapes that requests need, and a prediction, before the first request."""
 
 import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from bertjax.inference.predictor import Predictor
-from bertjax.tasks.pipeline import PredictInput
+from bertjax.serving.options import Limits
+from bertjax.tasks.pipeline import HostBatch, Pipeline, PredictInput
+from bertjax.tasks.task import bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MIN_SEQ_LENGTH = 16  # tokens
 # Share of a sequence that one input fills: two of them do not fit into one.
 _INPUT_FRACTION = 0.7
+# Up to so many of the shortest texts have sequences of fewer tokens than several longer ones.
+_MAX_SHORT_INPUTS = 16
 _log = logging.getLogger("bertjax")
 
 
-def compile_ahead(predictor: Predictor, max_inputs: int) -> None:
-    """Compile the shapes of inputs of all lengths, for batches of up to `max_inputs` inputs."""
-    pipeline, word = predictor.pipeline, _one_token_word(predictor.pipeline.tokenizer)
+def compile_ahead(predictor: Predictor, limits: Limits) -> None:
+    """Compile the shapes of inputs of all lengths, for batches of all sizes within the limits."""
+    pipeline = predictor.pipeline
+    num_inputs = min(bucket_size(limits.max_inputs), pipeline.max_batch_inputs)
+    short = _sample(pipeline, 1)
+    for count in range(1, min(num_inputs, _MAX_SHORT_INPUTS) + 1):
+        _compile_for(predictor, [short] * count)
     lengths = [_MIN_SEQ_LENGTH]
     while lengths[-1] < pipeline.max_input_tokens:
         lengths.append(2 * lengths[-1])
-    counts = [1 << i for i in range(max_inputs.bit_length())]
     for number, length in enumerate(lengths, 1):
-        num_words = max(1, int(_INPUT_FRACTION * min(length, pipeline.max_input_tokens)) - 3)
-        content = pipeline.sample_input(" ".join([word] * num_words), word)
-        for count in counts:
-            try:
-                batches, context = pipeline.preprocess([PredictInput("warm-up", content)] * count)
-            except InputError:  # a pipeline whose inputs are not as long as its sample
-                return
-            for batch in batches:
-                predictor.compile(batch, pipeline.decoding(context))
+        num_words = int(_INPUT_FRACTION * min(length, pipeline.max_input_tokens)) - 3
+        for count in (1, num_inputs):
+            _compile_for(predictor, [_sample(pipeline, num_words)] * count)
         _log.info("compiled for inputs of up to %d tokens (%d/%d)", length, number, len(lengths))
+    # An input with a token for each character, which may be split into many sequences. Several
+    # inputs of as many characters together may fill a few more: hence the last summand.
+    num_words = limits.max_characters + pipeline.max_input_tokens
+    with _without_warnings():  # that the sample is truncated
+        _compile_for(predictor, [_sample(pipeline, num_words)])
+
+
+def _sample(pipeline: Pipeline[Any], num_words: int) -> PredictInput:
+    word = _one_token_word(pipeline.tokenizer)
+    text = " ".join([word] * max(1, num_words))
+    return PredictInput("warm-up", pipeline.sample_input(text, word))
+
+
+def _compile_for(predictor: Predictor, inputs: Sequence[PredictInput]) -> None:
+    """Compile for the largest batch of these inputs, and all smaller ones of its length."""
+    pipeline = predictor.pipeline
+    try:
+        batches, context = pipeline.preprocess(inputs)
+        largest = max(batches, key=_num_sequences)
+    except InputError:  # a pipeline whose inputs are not as long as its sample
+        return
+    count = bucket_size(_num_sequences(largest))  # to which batches are padded
+    while count:
+        predictor.compile(_resize(largest, count), pipeline.decoding(context))
+        count //= 2
+
+
+def _num_sequences(batch: HostBatch) -> int:
+    return len(batch["input_ids"])
+
+
+def _resize(batch: HostBatch, count: int) -> HostBatch:
+    """Return a batch of the same shape but for the number of its sequences."""
+    return {name: np.resize(array, (count, *array.shape[1:])) for name, array in batch.items()}
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Drop the lines that this thread logs."""
+    thread = threading.get_ident()
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    _log.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        _log.removeFilter(is_kept)
 
 
 def predict_sample(predictor: Predictor) -> None:

@@ -22,10 +22,13 @@ ReadInputs = Callable[[Pipeline[Any] | type[Pipeline[Any]]], Iterable[PredictInp
 class Comparison(NamedTuple):
     """Differences between the answers of int8 weights and those of float32.
 
+    The weights answer all inputs together, and each alone. Their activations have one scale for a
+    batch, so that an answer depends on the other inputs.
+
     Attributes:
       num_examples: number of inputs.
       agreement: share of inputs with the same answer, whatever its scores; of an encoder without
-        heads the mean cosine of the embeddings.
+        heads the mean cosine of the embeddings. The smaller share of the two.
       largest_difference: of two scores in answers that are else equal, or of two components of
         embeddings of length 1.
       first_change: the first input whose answer changed; "" if there is none.
@@ -115,13 +118,33 @@ def _compare_answers(
     # The pipeline of the model: answers may differ by the weights alone.
     pipeline = predictor.pipeline
     inputs, run = _read(read, pipeline), OnnxModel(graph).run_function(pipeline.objective)
-    chunks = itertools.groupby(enumerate(inputs), lambda pair: pair[0] // pipeline.max_batch_inputs)
-    found = itertools.chain.from_iterable(
-        pipeline.predict(run, [item for _, item in chunk]) for _, chunk in chunks
-    )
-    changed, largest, scores = [], 0.0, list[tuple[float, float]]()
+    expected = list(predictor.predict(inputs))
     is_regression = getattr(pipeline.objective, "problem_type", "") == "regression"
-    for item, answer, other in zip(inputs, predictor.predict(inputs), found, strict=True):
+
+    def compare(batch_size: int) -> Comparison:
+        starts = range(0, len(inputs), batch_size)
+        found = itertools.chain.from_iterable(
+            pipeline.predict(run, inputs[start : start + batch_size]) for start in starts
+        )
+        return _compare(inputs, expected, found, is_regression)
+
+    return _worst(compare(pipeline.max_batch_inputs), compare(1))
+
+
+def _worst(*comparisons: Comparison) -> Comparison:
+    """Return the comparison of least agreement, with the largest difference of all."""
+    largest = max(comparison.largest_difference for comparison in comparisons)
+    return min(comparisons, key=lambda x: x.agreement)._replace(largest_difference=largest)
+
+
+def _compare(
+    inputs: Sequence[PredictInput],
+    expected: Sequence[dict[str, Any]],
+    found: Iterable[dict[str, Any]],
+    is_regression: bool,
+) -> Comparison:
+    changed, largest, scores = [], 0.0, list[tuple[float, float]]()
+    for item, answer, other in zip(inputs, expected, found, strict=True):
         differences = list(_differences(answer, other))
         if None in differences:
             changed.append(item.location)
@@ -152,10 +175,14 @@ def _compare_embeddings(
     options = dataclasses.replace(options, normalize=True)
     inputs = _read(read, Pipeline)
     texts = [require_text(item) for item in inputs]
-    expected, found = (Embedder(path, options).encode(texts).embeddings for path in (model, graph))
-    cosines = np.sum(expected * found, axis=-1)
-    largest = np.abs(expected - found).max()
-    return Comparison(len(inputs), float(cosines.mean()), float(largest))
+    expected, embedder = Embedder(model, options).encode(texts).embeddings, Embedder(graph, options)
+    alone = [embedder.encode([text]).embeddings for text in texts]
+    comparisons = []
+    for found in (embedder.encode(texts).embeddings, np.concatenate(alone)):
+        cosines = np.sum(expected * found, axis=-1)
+        largest = np.abs(expected - found).max()
+        comparisons.append(Comparison(len(inputs), float(cosines.mean()), float(largest)))
+    return _worst(*comparisons)
 
 
 def _differences(answer: Any, other: Any) -> Iterator[float | None]:

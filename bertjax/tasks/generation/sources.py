@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bertjax.model.decoder.options import SOURCE_DTYPES, Decoding, DecodingOptions
-from bertjax.tasks.fill_mask import PackedTexts
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import bucket_size
 
@@ -15,6 +14,7 @@ from bertjax.tasks.task import bucket_size
 # BERT-Base in float32.
 _MAX_BATCH_TOKENS = 8192
 _MIN_SEQ_LENGTH = 16
+_TOKENS_PER_SLOT = 8  # of prediction, as in `bertjax.steps.objective.Objective.generation_shapes`
 _MIN_TARGET_LENGTH = 16  # of a program: space for as many tokens
 
 
@@ -39,7 +39,10 @@ def program_options(options: DecodingOptions) -> DecodingOptions:
 
 
 class SourceBatches:
-    """Sources in batches of similar lengths.
+    """Sources in batches of similar lengths, each in a sequence of its own.
+
+    Shapes thus depend on the number of sources and the bucket of their length alone. Sequences that
+    short sources share would add shapes, which a server would compile at requests.
 
     Args:
       ids: int32 token ids of each source.
@@ -89,28 +92,34 @@ class SourceBatches:
 
     def _batch(self, part: Sequence[int]) -> HostBatch:
         ids = [self._ids[number] for number in part]
-        lengths = [len(source) for source in ids]
-        packed = PackedTexts(
-            ids, [np.array([length - 1]) for length in lengths], self._max_length, lengths
-        )
-        num_columns, num_slots = (
-            packed.arrays[name].shape[1] for name in ("input_ids", "masked_lm_positions")
-        )
-        tokens = np.zeros((len(part), num_columns), np.int32)
-        for row, length, (sequence, column, _) in zip(tokens, lengths, packed.places, strict=True):
-            row[:length] = sequence * num_columns + column + np.arange(length)
-        slots = [sequence * num_slots + slots.start for sequence, _, slots in packed.places]
+        lengths = np.array([len(source) for source in ids], np.int32)
+        num_columns = bucket_size(lengths.max(), _MIN_SEQ_LENGTH, self._max_length)
+        columns, rows = np.arange(num_columns, dtype=np.int32), np.arange(len(part))
+        is_token = columns < lengths[:, None]
+        input_ids = np.zeros(is_token.shape, np.int32)
+        input_ids[is_token] = np.concatenate(ids)
+        num_slots = max(1, num_columns // _TOKENS_PER_SLOT)
+        predicted = np.zeros((len(part), num_slots), np.int32)
+        predicted[:, 0] = lengths - 1  # the first token of a target follows the last of its source
         options = [self._options[number] for number in part]
-        columns: dict[str, list[float]] = {
+        fields: dict[str, list[float]] = {
             name: [getattr(item, name) for item in options]
             for name in SOURCE_DTYPES
             if name != "limits"
         }
-        columns["limits"] = [self._limits[number] for number in part]
-        return packed.arrays | {
-            "source_tokens": tokens,
-            "source_lengths": np.array(lengths, np.int32),
-            "source_slots": np.array(slots, np.int32),
+        fields["limits"] = [self._limits[number] for number in part]
+        return {
+            "input_ids": input_ids,
+            "token_type_ids": np.zeros_like(input_ids),
+            "example_ids": is_token.astype(np.int32),
+            "position_ids": np.where(is_token, columns, 0),
+            "masked_lm_positions": predicted,
+            "cls_positions": np.zeros((len(part), 1), np.int32),
+            "source_tokens": np.where(is_token, rows[:, None] * num_columns + columns, 0).astype(
+                np.int32
+            ),
+            "source_lengths": lengths,
+            "source_slots": (rows * num_slots).astype(np.int32),
             "source_digests": np.array(
                 [
                     zlib.crc32(source.tobytes(), item.seed)
@@ -120,6 +129,6 @@ class SourceBatches:
             ),
             **{
                 f"source_{name}": np.array(values, SOURCE_DTYPES[name])
-                for name, values in columns.items()
+                for name, values in fields.items()
             },
         }

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ _MAX_GENERATE_PROGRAMS = 256  # more than a server compiles beforehand
 class BatchRunner:
     """Programs of a model that compute batches of any shape; each shape compiles one.
 
+    Several threads may call the methods.
+
     Args:
       step_functions: functions to compile. Several processes call the methods with the same
         batches; each feeds its own sequences.
@@ -30,6 +33,7 @@ class BatchRunner:
     def __init__(self, step_functions: StepFunctions) -> None:
         self._step_functions = step_functions
         self._compiled: dict[Any, jax.stages.Compiled] = {}
+        self._lock = threading.Lock()  # of the programs
 
     def place(self, params: Any) -> Any:
         """Return parameters in the layout that `run` takes."""
@@ -100,17 +104,18 @@ class BatchRunner:
 
     def _program(self, padded: HostBatch, decoding: Decoding | None) -> jax.stages.Compiled:
         key = decoding, *((name, array.shape) for name, array in sorted(padded.items()))
-        if key not in self._compiled:
-            shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in padded.items()}
-            functions = self._step_functions
-            self._compiled[key] = (
-                functions.compile_generate_step(shapes, decoding)
-                if decoding
-                else functions.compile_predict_step(shapes)
-            )
-        program = self._compiled[key]
-        if decoding:
-            self._forget_unused(key)
+        with self._lock:  # else threads compile one program several times
+            if key not in self._compiled:
+                shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in padded.items()}
+                functions = self._step_functions
+                self._compiled[key] = (
+                    functions.compile_generate_step(shapes, decoding)
+                    if decoding
+                    else functions.compile_predict_step(shapes)
+                )
+            program = self._compiled[key]
+            if decoding:
+                self._forget_unused(key)
         return program
 
     def _forget_unused(self, key: Any) -> None:
