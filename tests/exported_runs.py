@@ -15,6 +15,7 @@ from bertjax.checkpointing.lookup import write_params
 from bertjax.config.loading import parse_config
 from bertjax.formats.inference_settings import KEY
 from bertjax.formats.loading import write_labels
+from bertjax.inference.convert import convert
 from bertjax.inference.predictor import open_model
 from bertjax.tasks import registry
 from bertjax.tasks.inference_settings import make_settings
@@ -116,6 +117,18 @@ def write_run(
 
     write_params(epath.Path(path), model.params, write_metadata)
     return path
+
+
+def write_runs(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return a checkpoint for each task that stores settings."""
+    return {task: write_run(root / task, task, *RUNS[task][:3]) for task in RUNS}
+
+
+def export_runs(runs: Mapping[str, pathlib.Path], root: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return a directory of Hugging Face of each run."""
+    for task, run in runs.items():
+        convert(run, root / task, "bertjax", "hf")
+    return {task: root / task for task in runs}
 
 
 def object_of(path: pathlib.Path) -> dict[str, Any] | None:

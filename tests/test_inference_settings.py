@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import toy_tasks
 from etils import epath
-from exported_runs import RUNS, THRESHOLD, edited, object_of, settings_of, write_run
+from exported_runs import (
+    RUNS,
+    THRESHOLD,
+    edited,
+    export_runs,
+    object_of,
+    settings_of,
+    write_run,
+    write_runs,
+)
 from run_outputs import answers_of, assert_equal_answers
 
 from bertjax.cli.main import main
@@ -31,18 +40,12 @@ def _forget_warnings(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, pathlib.Path]:
-    """A checkpoint for each task that stores settings."""
-    root = tmp_path_factory.mktemp("runs")
-    return {task: write_run(root / task, task, *RUNS[task][:3]) for task in RUNS}
+    return write_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def exports(runs, tmp_path_factory) -> dict[str, pathlib.Path]:
-    """A directory of Hugging Face of each run."""
-    root = tmp_path_factory.mktemp("exports")
-    for task, run in runs.items():
-        convert(run, root / task, "bertjax", "hf")
-    return {task: root / task for task in runs}
+    return export_runs(runs, tmp_path_factory.mktemp("exports"))
 
 
 @pytest.mark.parametrize("task", RUNS)

@@ -5,7 +5,16 @@ import re
 from typing import Any
 
 import pytest
-from exported_runs import RUNS, THRESHOLD, edited, object_of, settings_of, write_run
+from exported_runs import (
+    RUNS,
+    THRESHOLD,
+    edited,
+    export_runs,
+    object_of,
+    settings_of,
+    write_run,
+    write_runs,
+)
 from test_interface import SHAPE
 
 import bertjax
@@ -28,18 +37,12 @@ def _forget_warnings(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, pathlib.Path]:
-    """A checkpoint for each task that stores settings."""
-    root = tmp_path_factory.mktemp("runs")
-    return {task: write_run(root / task, task, *RUNS[task][:3]) for task in RUNS}
+    return write_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def exports(runs, tmp_path_factory) -> dict[str, pathlib.Path]:
-    """A directory of Hugging Face of each run."""
-    root = tmp_path_factory.mktemp("exports")
-    for task, run in runs.items():
-        convert(run, root / task, "bertjax", "hf")
-    return {task: root / task for task in runs}
+    return export_runs(runs, tmp_path_factory.mktemp("exports"))
 
 
 HUGE = "x" * 10**5
