@@ -100,6 +100,18 @@ def test_pack_equals_a_scan_over_all_sequences(load):
 
 
 @pytest.mark.parametrize("least_need", [1, 10])
+@pytest.mark.parametrize("max_predictions", [32, 64])
+def test_pack_of_many_pairs_equals_a_scan_over_all_sequences(max_predictions, least_need):
+    """Scans are long where predictions are the limit."""
+    rng = np.random.default_rng(0)
+    predictions = rng.integers(10, 33, 400)
+    lengths = predictions + rng.integers(8, 40, 400)
+    predictions[lengths.argmin()] = least_need
+    limits = SequenceLimits(512, max_predictions, 64)
+    assert pack(lengths, predictions, limits).tolist() == pack_by_scan(lengths, predictions, limits)
+
+
+@pytest.mark.parametrize("least_need", [1, 10])
 def test_pack_is_fast_if_predictions_are_the_limit(least_need):
     """Sequences with room but too few free predictions took 8 s and more for these pairs."""
     rng = np.random.default_rng(0)
@@ -109,6 +121,7 @@ def test_pack_is_fast_if_predictions_are_the_limit(least_need):
     start = time.process_time()
     sequence = pack(lengths, predictions, SequenceLimits(512, 32, 64))
     assert time.process_time() - start < 2  # 0.1 s
+    assert sequence.max() < 14_500
     assert np.bincount(sequence, predictions).max() <= 32
     assert np.bincount(sequence, lengths).max() <= 512
 

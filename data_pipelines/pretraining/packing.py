@@ -2,15 +2,17 @@
 
 import dataclasses
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 import numpy as np
 
 from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.ranges import concatenate_ranges
 
-# Sequences with room but too few free predictions that a pair passes. Targets of short sources fill
-# the predictions first, and packing 10,000 of them took five seconds without a limit.
-_MAX_SCAN = 64
+_Open = tuple[int, int]  # room and number of a sequence that takes more pairs
+# Open sequences with too few free predictions that a pair passes. Targets of short sources fill the
+# predictions first: longer scans would take five seconds for 10,000 of them.
+_MAX_SCAN = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +43,28 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -
     rooms: list[int] = []  # by sequence
     free_predictions: list[int] = []
     free_examples: list[int] = []
-    open_sequences: list[tuple[int, int]] = []  # (room, sequence), ascending
-    order = np.argsort(-lengths, kind="stable")
-    needs = predictions[order]
-    # The least need of the pairs that follow each pair, at least 1; none follows the last one.
-    least_needs = np.append(limits.predictions + 1, np.maximum(needs, 1)[::-1])
-    next_needs = np.minimum.accumulate(least_needs)[:-1][::-1]
-    columns = (array.tolist() for array in (order, lengths[order], needs, next_needs))
-    for pair, size, need, next_need in zip(*columns, strict=True):
-        index = bisect_left(open_sequences, (size, 0))
-        stop = min(len(open_sequences), index + _MAX_SCAN)
-        while index < stop and free_predictions[open_sequences[index][1]] < need:
-            index += 1
-        if index < stop:
-            room, sequence = open_sequences.pop(index)
+    open_sequences: list[_Open] = []  # ascending
+    by_free: list[list[_Open]] = []  # the same by their free predictions, after a long scan
+    needs = predictions.tolist()
+    sizes = lengths.tolist()
+    for pair in np.argsort(-lengths, kind="stable").tolist():
+        size, need = sizes[pair], needs[pair]
+        best: _Open | None = None
+        if not by_free:
+            index = bisect_left(open_sequences, (size, 0))
+            stop = min(len(open_sequences), index + _MAX_SCAN)
+            while index < stop and free_predictions[open_sequences[index][1]] < need:
+                index += 1
+            if index < stop:
+                best = open_sequences.pop(index)
+            elif stop < len(open_sequences):
+                by_free = [[] for _ in range(limits.predictions + 1)]
+                for entry in open_sequences:
+                    by_free[free_predictions[entry[1]]].append(entry)
+        if by_free:
+            best = _pop_least_room(by_free, size, need)
+        if best:
+            room, sequence = best
         else:
             room, sequence = limits.tokens, len(rooms)
             rooms.append(room)
@@ -64,11 +74,27 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -
         rooms[sequence] = room = room - size
         free_predictions[sequence] -= need
         free_examples[sequence] -= 1
-        if room and free_predictions[sequence] >= next_need and free_examples[sequence]:
-            insort(open_sequences, (room, sequence))
+        if room and free_predictions[sequence] and free_examples[sequence]:
+            entries = by_free[free_predictions[sequence]] if by_free else open_sequences
+            insort(entries, (room, sequence))
     rank = np.empty(len(rooms), np.int64)
     rank[np.argsort(rooms, kind="stable")] = np.arange(len(rooms))
     return rank[sequence_of_pair]
+
+
+def _pop_least_room(by_free: Sequence[list[_Open]], size: int, need: int) -> _Open | None:
+    """Remove the sequence of least room for `size` tokens and `need` predictions; None without."""
+    least: tuple[_Open, list[_Open]] | None = None
+    for entries in by_free[need:]:
+        if entries and entries[-1][0] >= size:
+            entry = entries[bisect_left(entries, (size, 0))]
+            if least is None or entry < least[0]:
+                least = entry, entries
+    if least is None:
+        return None
+    entry, entries = least
+    del entries[bisect_left(entries, entry)]
+    return entry
 
 
 def write_pairs(
