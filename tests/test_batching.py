@@ -79,18 +79,6 @@ def test_failed_request_leaves_the_others(thread) -> None:
         bad.result(30)
 
 
-def test_missing_answers_fail_their_request_alone(thread) -> None:
-    def predict(inputs: list) -> list:
-        return [{"text": item.content} for item in inputs if item.content != "lost"]
-
-    it = batcher(thread, predict, max_inputs=4)
-    lost, good = it.submit(request("a", "lost")), it.submit(request("b"))
-    with pytest.raises(RuntimeError, match="returned 1 answers to 2 inputs"):
-        lost.result(LONG)
-    assert texts_of(good) == ["b"]
-    it.drain()
-
-
 def test_cancelled_requests_are_not_computed_and_leave_the_queue(thread) -> None:
     predictor: Any = Predictor()
     it = RequestBatcher(predictor, LIMITS, thread)
@@ -101,6 +89,9 @@ def test_cancelled_requests_are_not_computed_and_leave_the_queue(thread) -> None
     assert it.num_queued == 3
     assert running.cancel() and gone.cancel()
     assert it.num_queued == 1
+    for _ in range(9):  # they are not kept either
+        assert it.submit(request("a", "b")).cancel()
+    assert len(it._queue) <= 3
     predictor.proceed.set()
     assert texts_of(kept) == ["c"]
     assert predictor.batches == [["x" * 9], ["c"]]

@@ -155,6 +155,12 @@ def test_class_ids_of_a_schema_become_class_names(tmp_path) -> None:
         assert read_label_tables(tmp_path, "eval", **data) == {"eval": values}
 
 
+def test_empty_table_with_class_names_is_rejected(tmp_path) -> None:
+    parquet.write_table(label_table([1]).slice(0, 0), tmp_path / "train.parquet")
+    with pytest.raises(InputError, match=r"train\.parquet: .*rows"):
+        read_label_tables(tmp_path, "train")
+
+
 def test_class_ids_of_a_schema_in_lists_become_class_names(tmp_path) -> None:
     parquet.write_table(label_table([[1, 0], [], [0]]), tmp_path / "train.parquet")
     data = {"problem_type": "multi_label_classification"}

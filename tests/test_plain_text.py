@@ -58,21 +58,30 @@ def test_separators_end_documents(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("documents", ["blocks", "lines", "wrapped"])
-@pytest.mark.parametrize("mark", ["<|endoftext|>", "Its end.<|endoftext|>", "<|endoftext|>Two."])
+@pytest.mark.parametrize("mark", ["<|endoftext|>", " <|endoftext|><|endoftext|>"])
 def test_separators_after_the_first_lines_are_rejected(tmp_path, documents: str, mark: str) -> None:
     book = "A sentence of a long book.\n" * 600
     text = f"{book}{mark}\n{book}"
     path = save(tmp_path / "a.txt", text)
-    with pytest.raises(InputError, match=r"a\.txt:601: <\|endoftext\|>, but none in") as caught:
+    with pytest.raises(InputError, match=r"a\.txt: has lines <\|endoftext\|>, but none") as caught:
         read(path, documents=documents)
-    assert str(caught.value).endswith("Insert a line <|endoftext|> at the start of the file.")
+    assert "Insert a line <|endoftext|> at the start of the file" in str(caught.value)
     path = save(tmp_path / "a.txt", f"<|endoftext|>\n{text}")
     assert len(read(path, documents=documents)) == 2
 
 
-def test_separators_within_later_lines_are_text(tmp_path: pathlib.Path) -> None:
-    text = "A line.\n" * 600 + "GPT writes <|endoftext|> between documents.\n"
-    assert len(read(save(tmp_path / "a.txt", text))) == 1
+@pytest.mark.parametrize(
+    ("line", "warns"),
+    [
+        ("GPT writes <|endoftext|> between documents.", False),
+        ("GPT ends documents with <|endoftext|>", True),
+        ("<|endoftext|>Two.", True),
+    ],
+)
+def test_separators_within_later_lines_are_text(tmp_path, caplog, line: str, warns: bool) -> None:
+    text = "A line.\n\n" * 600 + f"{line}\n" * 2
+    assert len(read(save(tmp_path / "a.txt", text))) == 601
+    assert caplog.text.count("in a line is read as text. Does it end documents?") == warns
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import logging
 import pathlib
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,16 @@ def test_model_with_parameters_that_are_not_finite_is_rejected(value, tmp_path, 
             problem = "encoder/embeddings/norm/bias has numbers that are not finite"
             assert line == f"bertjax: {path}: {problem}. Use another checkpoint."
     assert sorted(tmp_path.iterdir()) == [lines, ours, theirs]
+
+
+@pytest.mark.parametrize(("answers", "how"), [(["a"], "fewer"), ([], "fewer"), (["a"] * 3, "more")])
+def test_pipeline_of_a_user_returns_an_answer_to_each_input(answers: list[str], how: str) -> None:
+    """Else answers would go to other inputs, of other clients of a server."""
+    predictor = object.__new__(Predictor)
+    predictor.run = None  # type: ignore[assignment, method-assign]
+    predictor.pipeline = SimpleNamespace(  # type: ignore[assignment]
+        max_batch_inputs=4, predict=lambda run, inputs, all_scores: iter([{}] * len(answers))
+    )
+    inputs = [PredictInput("1", "x"), PredictInput("2", "y")]
+    with pytest.raises(RuntimeError, match=f"returned {how} answers than the 2 inputs"):
+        list(predictor.predict(inputs))

@@ -84,12 +84,12 @@ def test_descriptions_of_data_are_left_out_of_directories(tmp_path: pathlib.Path
 @pytest.mark.parametrize(
     ("train", "other", "pattern"),
     [
-        ("train-00000-of-00001.txt", "test-00000-of-00001.txt", "train-*"),
-        ("data/train-00000-of-00001.txt", "data/validation-00000-of-00001.txt", "data/train-*"),
-        ("c4-train.00000-of-01024.txt", "c4-validation.00000-of-00008.txt", "c4-train.*"),
-        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.train.*"),
+        ("train-00000-of-00001.txt", "test-00000-of-00001.txt", "train*"),
+        ("data/train-00000-of-00001.txt", "data/validation-00000-of-00001.txt", "**/train*"),
+        ("c4-train.00000-of-01024.txt", "c4-validation.00000-of-00008.txt", "c4-train*"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.train*"),
         ("train1.txt", "dev.txt", "train*"),
-        ("train/data.txt", "test/data.txt", "train"),
+        ("train/data.txt", "test/data.txt", "train/**"),
     ],
 )
 def test_directories_with_several_splits_are_rejected(tmp_path, train, other, pattern) -> None:
@@ -99,8 +99,26 @@ def test_directories_with_several_splits_are_rejected(tmp_path, train, other, pa
     with pytest.raises(InputError, match=r"has the split train \(.*\) and another") as caught:
         resolve_inputs([str(tmp_path)])
     assert train in str(caught.value) and other in str(caught.value)
-    assert str(caught.value).endswith(f"such as --input '{tmp_path}/{pattern}'.")
+    assert f"such as --input '{tmp_path}/{pattern}'," in str(caught.value)
     assert read(f"{tmp_path}/{pattern}") == [[train]]
+
+
+@pytest.mark.parametrize(
+    "name", ["How to train.txt", "dev setup.txt", "retrain.txt", "training/a.txt"]
+)
+def test_directories_without_splits_are_read(tmp_path: pathlib.Path, name: str) -> None:
+    for file in ("test-1.txt", name):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        save(tmp_path / file, "text")
+    assert len(read(str(tmp_path))) == 2
+
+
+def test_splits_of_the_output_are_no_inputs(tmp_path: pathlib.Path) -> None:
+    save(tmp_path / "train.txt", "text")
+    (tmp_path / "dev").mkdir()
+    output = save(tmp_path / "dev" / "part.txt", "text")
+    sources = resolve_inputs([str(tmp_path)], lambda name: name == output)
+    assert sources == [str(tmp_path / "train.txt")]
 
 
 @pytest.mark.parametrize("name", ["training.txt", "contest.txt", "a-device.txt", "latest-1.txt"])

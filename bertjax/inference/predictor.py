@@ -145,7 +145,14 @@ class Predictor(Runner):
             parsed = [item for item in chunk if isinstance(item, PredictInput)]
             answers = self._predict_chunk(parsed, return_all_scores, from_file, is_start)
             for item in chunk:
-                yield {"error": item.error} if isinstance(item, InvalidInput) else next(answers)
+                if isinstance(item, InvalidInput):
+                    yield {"error": item.error}
+                elif (answer := next(answers, None)) is not None:
+                    yield answer
+                else:
+                    raise _wrong_count(parsed, "fewer")
+            if next(answers, None) is not None:
+                raise _wrong_count(parsed, "more")
             is_start = False
 
     def _predict_chunk(
@@ -164,7 +171,7 @@ class Predictor(Runner):
             self._check_keys(inputs)
         try:
             answers = iter(self.pipeline.predict(self.run, inputs, return_all_scores))
-            return itertools.chain([next(answers)], answers)
+            return itertools.chain(list(itertools.islice(answers, 1)), answers)
         except InputError:
             errors = self._find_errors(inputs) if from_file else []
             if not any(errors) or (is_start and all(errors)):
@@ -242,3 +249,11 @@ def check_argument(name: str, value: Any) -> None:
             f'{name}: a DataFrame. Give its rows, df.to_dict("records"), or the texts of a column, '
             'df["text"].tolist().'
         )
+
+
+def _wrong_count(inputs: Sequence[PredictInput], how: str) -> RuntimeError:
+    """Return the error of a user's pipeline whose answers would go to other inputs."""
+    return RuntimeError(
+        f"the pipeline returned {how} answers than the {len(inputs)} inputs. Have its postprocess "
+        "return one for each input."
+    )

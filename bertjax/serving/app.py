@@ -30,6 +30,7 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'"
 )
+_CLIENT_CLOSED_REQUEST = 499  # the status that nginx logs
 _ROUTES = (
     "GET /, POST /predict, GET /models/NAME/, POST /models/NAME/predict, GET /ready, GET /metrics "
     "or GET /health"
@@ -105,7 +106,7 @@ def make_app(
         except CommandError as error:
             return error_response(500, str(error))
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)  # nobody reads it
         except asyncio.CancelledError:  # uvicorn shuts down
             return error_response(503, "the server is shutting down. Send this request later.")
         except RequestRejectedError:

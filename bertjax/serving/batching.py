@@ -124,6 +124,7 @@ class RequestBatcher:
         """
         pending = _PendingRequest(request, request_id, Future())
         with self._changed:
+            self._queue = collections.deque(p for p in self._queue if not p.is_cancelled)
             num_queued = self._count_queued()
             if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
                 raise RequestRejectedError(
@@ -154,8 +155,7 @@ class RequestBatcher:
         batch = self._next_batch()
         if num_inputs := sum(count for _, count in batch):
             self._observe(num_inputs)
-        if batch:
-            self._predict(batch)
+        self._predict(batch)
         with self._changed:
             self._is_computing = bool(self._queue)
             if self._is_computing:
@@ -190,15 +190,13 @@ class RequestBatcher:
 
     def _predict(self, batch: Sequence[tuple[_PendingRequest, int]]) -> None:
         """Answer a batch; if a request fails, answer the others nevertheless."""
+        batch = [(pending, count) for pending, count in batch if not pending.is_cancelled]
+        if not batch:
+            return
         inputs = [item for pending, count in batch for item in pending.remaining[:count]]
         return_all_scores = batch[0][0].request.return_all_scores
         try:
             answers = list(self._predictor.predict(inputs, return_all_scores=return_all_scores))
-            if len(answers) != len(inputs):  # of a user's pipeline
-                raise RuntimeError(
-                    f"the pipeline returned {len(answers)} answers to {len(inputs)} inputs. Have "
-                    "its postprocess return one for each input."
-                )
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2

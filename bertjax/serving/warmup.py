@@ -41,8 +41,11 @@ def compile_ahead(predictor: Predictor, limits: Limits) -> None:
     # An input with a token for each character, which may be split into many sequences. Several
     # inputs of as many characters together may fill a few more: hence the last summand.
     num_words = limits.max_characters + pipeline.max_input_tokens
-    with _without_warnings():  # that the sample is truncated
-        _compile_for(predictor, [_sample(pipeline, num_words)])
+    try:
+        with _without_warnings():  # that the sample is truncated
+            _compile_for(predictor, [_sample(pipeline, num_words)])
+    except Exception as error:  # of a user's pipeline that takes no text of any length
+        _log.warning("not compiled for texts of %d words: %s", num_words, error)
 
 
 def _sample(pipeline: Pipeline[Any], num_words: int) -> PredictInput:
@@ -56,8 +59,10 @@ def _compile_for(predictor: Predictor, inputs: Sequence[PredictInput]) -> None:
     pipeline = predictor.pipeline
     try:
         batches, context = pipeline.preprocess(inputs)
-        largest = max(batches, key=_num_sequences)
+        largest = max(batches, key=_num_sequences, default=None)
     except InputError:  # a pipeline whose inputs are not as long as its sample
+        return
+    if largest is None or largest["input_ids"].shape[1] > pipeline.max_input_tokens:
         return
     count = bucket_size(_num_sequences(largest))  # to which batches are padded
     while count:

@@ -50,7 +50,8 @@ def parse_range(entry: str) -> tuple[str, Range]:
     name, low, high, scale = match.groups()
     is_int = all(re.fullmatch(r"[-+]?\d+", text) for text in (low, high))
     interval = Range(float(low), float(high), is_int, scale is not None)
-    if not -math.inf < interval.low < interval.high < math.inf:
+    width = interval.high - interval.low
+    if not (interval.low < interval.high and math.isfinite(width)):
         raise InputError(f"--range={entry}: {low} is not below {high}. Swap or change them.")
     if interval.is_log and interval.low <= 0:
         raise InputError(f"--range={entry}: a logarithm needs positive numbers. Raise {low}.")

@@ -5,6 +5,7 @@ document, and assigns the documents to shards as `corpus.prepare` does; the docu
 stay distributed. Needs the extra `beam`: pip install 'bertjax[beam]'.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -82,8 +83,8 @@ def prepare_with_beam(
     filters, recorded = options.filters, options.manifest_entries(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
     output = epath.Path(output)
-    names = [name for name in resolve_inputs(inputs) if not is_in_output(name, output)]
-    sources = list(enumerate(names))
+    is_left_out = functools.partial(is_in_output, output=output)
+    sources = list(enumerate(resolve_inputs(inputs, is_left_out)))
     if are_tf_examples([source for _, source in sources]):
         raise InputError(f"{sources[0][1]}: has tf_examples. Prepare them without --runner.")
     if field := options.read_options.spans:

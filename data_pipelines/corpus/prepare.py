@@ -94,7 +94,7 @@ def prepare(
         prepares it.
     """
     filters, read_options, output = options.filters, options.read_options, epath.Path(output)
-    sources = [name for name in resolve_inputs(inputs) if not is_in_output(name, output)]
+    sources = resolve_inputs(inputs, functools.partial(is_in_output, output=output))
     if are_pairs := tf_examples.are_tf_examples(sources):
         tf_examples.check_options(options)
     dtype = token_dtype(len(tokenizer.tokens))

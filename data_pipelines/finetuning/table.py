@@ -131,7 +131,7 @@ def read_table(
         ]
         class_names = arrow_tables.read_class_names(path) if class_columns else {}
         for column in class_names.keys() & {*class_columns}:
-            for row in rows if column in rows[0].values else ():  # a schema may name lost columns
+            for row in rows if rows and column in rows[0].values else ():  # it may be lost
                 row.values[column] = _class_names(row, column, class_names[column])
     elif suffix in JSON_SUFFIXES:
         rows = [

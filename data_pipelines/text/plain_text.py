@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -63,17 +64,23 @@ def _too_large(source: str, part: str, fix: str) -> InputError:
 def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of a text whose first lines have no mark `<|endoftext|>`.
 
+    A mark at the end of a later line, or its start, is text, with a warning.
+
     Raises:
-      InputError: a later line begins or ends with the mark, which would not end a document.
+      InputError: a later line is the mark, which would not end a document.
     """
-    for number, line in enumerate(lines, 1):
+    fix = f"Insert a line {SEPARATOR} at the start of the file: then they alone end documents."
+    for line in lines:
         if SEPARATOR in line:
             text = line.replace(_START, "").strip()
-            if text.startswith(SEPARATOR) or text.endswith(SEPARATOR):
+            if not text.replace(SEPARATOR, "").strip():
                 raise InputError(
-                    f"{source}:{number}: {SEPARATOR}, but none in the first lines, which determine "
-                    f"the layout. Insert a line {SEPARATOR} at the start of the file."
+                    f"{source}: has lines {SEPARATOR}, but none of the first lines, which "
+                    f"determine the layout. {fix} Or remove them."
                 )
+            if text.startswith(SEPARATOR) or text.endswith(SEPARATOR):
+                message = f"{source}: {SEPARATOR} in a line is read as text. Does it end documents?"
+                warn_once((source, SEPARATOR), f"{message} {fix}")
         yield line
 
 

@@ -20,7 +20,7 @@ import glob
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -51,7 +51,9 @@ _DESCRIPTIONS = {
 }
 _WILDCARD = re.compile(r"[*?\[]")
 # Splits in the names of files and folders: train-00000-of-00001.parquet, wiki.valid.tokens, dev/.
-_SPLIT = re.compile(r"(?:^|[-._ /])(?:(train)|test|valid|validation|val|dev)(?=$|[-._ /\d])", re.I)
+_SPLITS = "train|test|valid|validation|val|dev"
+_SPLIT_FILE = re.compile(rf"(?:^|[-._])({_SPLITS})(?=$|[-._\d])", re.IGNORECASE)
+_SPLIT_FOLDER = re.compile(_SPLITS, re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +125,14 @@ def read_documents(
         yield from read_source(source, read_options, notices=notices, workers=workers)
 
 
-def resolve_inputs(inputs: Sequence[str]) -> list[str]:
+def resolve_inputs(
+    inputs: Sequence[str], is_left_out: Callable[[str], bool] = lambda name: False
+) -> list[str]:
     """Return the inputs with directories and patterns replaced by their existing files.
+
+    Args:
+      inputs: files, directories, patterns, `tfds:NAME` and `builtin`.
+      is_left_out: whether a file is none of the inputs, such as one of the output.
 
     Raises:
       InputError: an input does not exist or is named twice, needs a library that is missing, or is
@@ -135,7 +143,7 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
         if pattern.startswith(TFDS):
             check_tfds_installed(pattern)
-        files = match_files(pattern) if is_path else []
+        files = [f for f in match_files(pattern) if not is_left_out(str(f))] if is_path else []
         if is_path and epath.Path(pattern).is_dir():
             _reject_several_splits(epath.Path(pattern), files)
         sources += map(str, files) if is_path else [pattern]
@@ -189,20 +197,24 @@ def _leave_out_descriptions(directory: epath.Path, files: list[epath.Path]) -> l
 
 def _reject_several_splits(directory: epath.Path, files: Iterable[epath.Path]) -> None:
     """Raise InputError if a directory has a split `train` and others, such as `test`."""
-    first: dict[bool, tuple[str, re.Match[str]]] = {}  # by whether it is of the training split
+    first: dict[bool, tuple[str, str]] = {}  # is it of the training split -> name, pattern
     for file in files:
-        name = file.relative_to(directory).as_posix()
-        if match := _SPLIT.search(name):
-            first.setdefault(match[1] is not None, (name, match))
-    if len(first) < 2:
-        return
-    name, match = first[True]
-    stem, following = name[: match.end()], name[match.end() :][:1]
-    pattern = stem if following == "/" else f"{stem}{following.strip('0123456789')}*"
-    raise InputError(
-        f"{directory}: has the split train ({name}) and another ({first[False][0]}). Name the "
-        f"files to read, such as --input '{directory / pattern}'."
-    )
+        *folders, base = file.relative_to(directory).parts
+        split, pattern = "", ""
+        if match := _SPLIT_FILE.search(base):
+            split, pattern = match[1], f"{'**/' * bool(folders)}{base[: match.end()]}*"
+        elif named := list(filter(_SPLIT_FOLDER.fullmatch, folders)):
+            split = named[-1]
+            pattern = f"{'**/' * (folders[0] != split)}{split}/**"
+        if split:
+            first.setdefault(split.lower() == "train", ("/".join((*folders, base)), pattern))
+    if len(first) > 1:
+        name, pattern = first[True]
+        raise InputError(
+            f"{directory}: has the split train ({name}) and another ({first[False][0]}). Name the "
+            f"files to read, such as --input '{directory / pattern}', or '{directory / '**'}' for "
+            "all."
+        )
 
 
 def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
