@@ -152,7 +152,7 @@ def test_batches_of_predictions_fill_every_device(
     monkeypatch, backend: str, num_tokens: int, per_device: int
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert max_predict_sequences(num_tokens, 16) == 8 * per_device
+    assert max_predict_sequences(num_tokens, 8, on_cpu=16) == 8 * per_device
 
 
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:

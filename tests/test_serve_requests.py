@@ -269,7 +269,7 @@ def test_request_of_a_client_that_disconnects_is_cancelled() -> None:
     version = SimpleNamespace(name="1-a")
     model: Any = SimpleNamespace(submit=lambda *_: (version, waiting), version=version)
     status, _ = ask(model, "POST", "/predict", is_closing=False, disconnects=True)
-    assert status == 400 and waiting.cancelled()
+    assert status == 499 and waiting.cancelled()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def is_traced_for_cpu() -> bool:
     return (jax.default_backend() if device is None else device.platform) == "cpu"
 
 
-def max_predict_sequences(num_tokens: int, on_cpu: int) -> int:
+def max_predict_sequences(num_tokens: int, num_devices: int, on_cpu: int) -> int:
     """Return the maximal number of sequences in a batch of a prediction, over all devices.
 
     A CPU is busy with a few sequences, and larger batches have more padding. An accelerator would
@@ -155,12 +155,13 @@ def max_predict_sequences(num_tokens: int, on_cpu: int) -> int:
 
     Args:
       num_tokens: tokens of a sequence.
+      num_devices: devices that share a batch.
       on_cpu: sequences for each CPU device.
     """
     # A power of two, to which batches are padded.
     on_accelerator = 1 << max(0, (_ACCELERATOR_TOKENS // num_tokens).bit_length() - 1)
     per_device = on_cpu if jax.default_backend() == "cpu" else on_accelerator
-    return per_device * jax.device_count()
+    return per_device * num_devices
 
 
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:

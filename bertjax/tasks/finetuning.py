@@ -355,7 +355,9 @@ class PackedEvalSet:
             longest, total = int(examples.sizes.max(initial=1)), int(examples.lengths.sum())
             length = packed_sequence_length(longest, total, sequence_shape.tokens)
             sequence_shape = sequence_shape._replace(tokens=length)
-            max_batch_size = max_batch_size or max_predict_sequences(length, _PREDICT_SEQUENCES)
+            max_batch_size = max_batch_size or max_predict_sequences(
+                length, jax.device_count(), _PREDICT_SEQUENCES
+            )
         self._examples, self._shape, self._batch_size = examples, sequence_shape, batch_size
         self._num_processes, self._process_id = num_processes, process_id
         self._layout = pack_eval_batches(examples, sequence_shape, batch_size or max_batch_size)

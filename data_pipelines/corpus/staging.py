@@ -48,7 +48,7 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
             leftover.unlink()
         yield output
         return
-    if output.name in ("", ".."):  # it is renamed from a directory beside it
+    if not _has_name(output):  # it is renamed from a directory beside it
         raise InputError(f"{output}: not the name of a new directory. Choose one, such as corpus.")
     work = output.with_name(output.name + _PARTIAL)
     created = make_directory(output.parent)
@@ -90,11 +90,17 @@ def spool_directory(stage: epath.Path) -> Iterator[pathlib.Path]:
 
 def is_in_output(source: str, output: epath.Path) -> bool:
     """Return whether an input is a file of the output, which may lie in a directory of inputs."""
+    if not _has_name(output):  # it is rejected
+        return False
     if is_remote(output):
         return source.startswith(f"{output}/")
     path, directory = os.path.realpath(source), os.path.realpath(output)
     work = f"{directory}{_PARTIAL}"
     return path == f"{work}.lock" or path.startswith((f"{directory}/", f"{work}/"))
+
+
+def _has_name(output: epath.Path) -> bool:
+    return output.name not in ("", "..")
 
 
 def _check_output(output: epath.Path) -> list[epath.Path]:

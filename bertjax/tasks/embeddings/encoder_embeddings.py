@@ -195,7 +195,9 @@ def embed_texts(
         indices = np.flatnonzero(lengths == length)
         num_tokens = min(length, options.max_seq_length)
         shape = PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
-        batch_size = max_predict_sequences(num_tokens, max(1, _MAX_BATCH_TOKENS // num_tokens))
+        batch_size = max_predict_sequences(
+            num_tokens, objective.batch_size_multiple, max(1, _MAX_BATCH_TOKENS // num_tokens)
+        )
         eval_set = PackedEvalSet(
             _select_examples(examples, indices), shape, max_batch_size=batch_size
         )
