@@ -31,7 +31,7 @@ from data_pipelines.corpus.shards import (
     read_manifest,
     token_dtype,
 )
-from data_pipelines.corpus.staging import is_in_output, staging_directory
+from data_pipelines.corpus.staging import check_output, is_in_output, staging_directory
 from data_pipelines.corpus.tf_examples import are_tf_examples
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import ReadOptions, read_source, resolve_inputs
@@ -83,6 +83,7 @@ def prepare_with_beam(
     filters, recorded = options.filters, options.manifest_entries(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
     output = epath.Path(output)
+    check_output(output)  # else its files would be left out of the inputs
     is_left_out = functools.partial(is_in_output, output=output)
     sources = list(enumerate(resolve_inputs(inputs, is_left_out)))
     if are_tf_examples([source for _, source in sources]):

@@ -45,7 +45,12 @@ from data_pipelines.corpus.shards import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
-from data_pipelines.corpus.staging import is_in_output, spool_directory, staging_directory
+from data_pipelines.corpus.staging import (
+    check_output,
+    is_in_output,
+    spool_directory,
+    staging_directory,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import installed_version
 from data_pipelines.parallel import group_by_size, ordered_map
@@ -94,6 +99,7 @@ def prepare(
         prepares it.
     """
     filters, read_options, output = options.filters, options.read_options, epath.Path(output)
+    check_output(output)  # else its files would be left out of the inputs
     sources = resolve_inputs(inputs, functools.partial(is_in_output, output=output))
     if are_pairs := tf_examples.are_tf_examples(sources):
         tf_examples.check_options(options)

@@ -42,14 +42,12 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
       InputError: `output` is not empty or has no name, or another process prepares it.
     """
     if is_remote(output):
-        leftovers = _check_output(output)
+        leftovers = check_output(output)
         output.mkdir(parents=True, exist_ok=True)
         for leftover in leftovers:
             leftover.unlink()
         yield output
         return
-    if not _has_name(output):  # it is renamed from a directory beside it
-        raise InputError(f"{output}: not the name of a new directory. Choose one, such as corpus.")
     work = output.with_name(output.name + _PARTIAL)
     created = make_directory(output.parent)
     problem = (
@@ -61,7 +59,7 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
         stack.enter_context(locked(work.with_name(f"{work.name}.lock"), problem))
         if (output / MANIFEST).exists() and work.exists():  # killed between the last two lines
             work.rmtree()
-        _check_output(output)
+        check_output(output)
         stage = work / "corpus"
         for leftover in (stage, *([] if resume else [work])):
             if leftover.exists():
@@ -90,8 +88,6 @@ def spool_directory(stage: epath.Path) -> Iterator[pathlib.Path]:
 
 def is_in_output(source: str, output: epath.Path) -> bool:
     """Return whether an input is a file of the output, which may lie in a directory of inputs."""
-    if not _has_name(output):  # it is rejected
-        return False
     if is_remote(output):
         return source.startswith(f"{output}/")
     path, directory = os.path.realpath(source), os.path.realpath(output)
@@ -99,18 +95,16 @@ def is_in_output(source: str, output: epath.Path) -> bool:
     return path == f"{work}.lock" or path.startswith((f"{directory}/", f"{work}/"))
 
 
-def _has_name(output: epath.Path) -> bool:
-    return output.name not in ("", "..")
-
-
-def _check_output(output: epath.Path) -> list[epath.Path]:
+def check_output(output: epath.Path) -> list[epath.Path]:
     """Return the files that an interrupted preparation left in a remote output.
 
     Shards are the last: without one, the other names may be those of a user's vocabulary.
 
     Raises:
-      InputError: the output is a file, or contains other files.
+      InputError: the output is a file, has no name, or contains other files.
     """
+    if not is_remote(output) and output.name in ("", ".."):  # it is renamed from one beside it
+        raise InputError(f"{output}: not the name of a new directory. Choose one, such as corpus.")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file. Choose another output directory.")
     files = list(output.iterdir()) if output.is_dir() else []
