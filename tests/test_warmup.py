@@ -58,9 +58,7 @@ def missing_shapes(predictor: Predictor, contents: list[Content]) -> set[tuple[i
 def test_batches_of_all_sizes_within_the_limits_are_compiled(
     root, monkeypatch, max_inputs: int, device_sequences: int
 ) -> None:
-    monkeypatch.setattr(
-        finetuning, "max_predict_sequences", lambda num_tokens, on_cpu: device_sequences
-    )
+    monkeypatch.setattr(finetuning, "max_predict_sequences", lambda *_: device_sequences)
     limits = Limits(max_inputs=max_inputs, max_characters=20_000)
     predictor = compiled_ahead(root / "answer", limits)
     for num_words in (1, 10, 30, 100, 180, 300, 1000, 3000, 6666, 10_000):
