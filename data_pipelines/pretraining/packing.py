@@ -9,7 +9,7 @@ import numpy as np
 from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.ranges import concatenate_ranges
 
-_Open = tuple[int, int]  # room and number of a sequence that takes more pairs
+_Open = tuple[int, int]  # free tokens and number of a sequence that takes more pairs
 # Open sequences with too few free predictions that a pair passes. Targets of short sources fill the
 # predictions first: longer scans would take five seconds for 10,000 of them.
 _MAX_SCAN = 16
@@ -62,7 +62,7 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -
                 for entry in open_sequences:
                     by_free[free_predictions[entry[1]]].append(entry)
         if by_free:
-            best = _pop_least_room(by_free, size, need)
+            best = _pop_fullest(by_free, size, need)
         if best:
             room, sequence = best
         else:
@@ -82,8 +82,8 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -
     return rank[sequence_of_pair]
 
 
-def _pop_least_room(by_free: Sequence[list[_Open]], size: int, need: int) -> _Open | None:
-    """Remove the sequence of least room for `size` tokens and `need` predictions; None without."""
+def _pop_fullest(by_free: Sequence[list[_Open]], size: int, need: int) -> _Open | None:
+    """Remove the fullest sequence that takes `size` tokens and `need` predictions; None without."""
     least: tuple[_Open, list[_Open]] | None = None
     for entries in by_free[need:]:
         if entries and entries[-1][0] >= size:
