@@ -90,6 +90,8 @@ def test_separators_within_later_lines_are_text(tmp_path, caplog, line: str, war
         ("blocks", "", "a document takes more than 1 MiB .* choose --documents lines"),
         ("wrapped", "", "a paragraph takes more than 1 MiB .* choose --documents lines"),
         ("blocks", "<|endoftext|>\n", r"a document takes .*\. Divide it with <\|endoftext\|>\."),
+        ("blocks", " = Title = \n", "a document takes .* with headings"),
+        ("blocks", "<doc id=1>\n", "a document takes .* with </doc>"),
     ],
 )
 def test_too_large_documents_are_rejected(

@@ -24,6 +24,41 @@ _BLOCK_FIX = "Divide it with blank lines; if each line is a document, choose --d
 _MIN_CHAPTER_CHARS, _MAX_CHAPTER_CHARS = 1_000, 16_000
 
 
+class _Document:
+    """Collects the lines of a document.
+
+    Attributes:
+      lines: the lines.
+    """
+
+    def __init__(self, source: str, fix: str) -> None:
+        self._source, self._fix = source, fix
+        self.lines: list[str] = []
+        self._size = 0
+
+    def add(self, line: str) -> None:
+        """Add a line.
+
+        Raises:
+          InputError: the document is too large.
+        """
+        self.lines.append(line)
+        self._size += len(line) + _LINE_BYTES
+        _check_size(self._source, "document", self._size, self._fix)
+
+    def take(self) -> list[str]:
+        """Return the lines, and start the next document."""
+        lines, self.lines, self._size = self.lines, [], 0
+        return lines
+
+
+def _check_size(source: str, part: str, size: int, fix: str) -> None:
+    """Raise InputError if a document or paragraph has more than `_MAX_DOCUMENT_BYTES`."""
+    if size > _MAX_DOCUMENT_BYTES:
+        limit = f"{_MAX_DOCUMENT_BYTES >> 20} MiB"
+        raise InputError(f"{source}: a {part} takes more than {limit} of memory. {fix}")
+
+
 def block_documents(
     source: str, lines: Iterable[str], count: Callable[[], None]
 ) -> Iterator[list[str]]:
@@ -32,33 +67,22 @@ def block_documents(
     Raises:
       InputError: a block is too large.
     """
-    document: list[str] = []
-    size = 0
+    document = _Document(source, _BLOCK_FIX)
     for line in lines:
         count()
         if line := line.strip():
-            document.append(line)
-            size += len(line) + _LINE_BYTES
-            if size > _MAX_DOCUMENT_BYTES:
-                raise _too_large(source, "document", _BLOCK_FIX)
-            if len(document) == _LONG_DOCUMENT_LINES:
+            document.add(line)
+            if len(document.lines) == _LONG_DOCUMENT_LINES:
                 _log.warning(
                     "%s: a document has more than %d lines. A blank line ends a document; if each "
                     "line is a document, choose --documents lines.",
                     source,
                     _LONG_DOCUMENT_LINES,
                 )
-        elif document:
-            yield document
-            document, size = [], 0
-    if document:
-        yield document
-
-
-def _too_large(source: str, part: str, fix: str) -> InputError:
-    """Return the error of a document or paragraph of more than `_MAX_DOCUMENT_BYTES`."""
-    limit = f"{_MAX_DOCUMENT_BYTES >> 20} MiB"
-    return InputError(f"{source}: a {part} takes more than {limit} of memory. {fix}")
+        elif document.lines:
+            yield document.take()
+    if document.lines:
+        yield document.take()
 
 
 def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
@@ -143,8 +167,8 @@ def _wrapped_paragraphs(
             gap, blank = blank, 0
         parts.append(stripped)
         size += len(stripped) + _LINE_BYTES
-        if source is not None and size > _MAX_DOCUMENT_BYTES:
-            raise _too_large(source, "paragraph", _BLOCK_FIX)
+        if source is not None:
+            _check_size(source, "paragraph", size, _BLOCK_FIX)
     if parts:
         yield gap, "".join(parts)
 
@@ -155,35 +179,33 @@ def separated_documents(source: str, lines: Iterable[str]) -> Iterator[list[str]
     Raises:
       InputError: a document is too large.
     """
-    document: list[str] = []
-    size = 0
+    document = _Document(source, f"Divide it with {SEPARATOR}.")
     for line in lines:
-        part, *others = line.replace(_START, "").split(SEPARATOR)
-        document.append(part.strip())
-        size += len(part) + _LINE_BYTES
-        if size > _MAX_DOCUMENT_BYTES:
-            raise _too_large(source, "document", f"Divide it with {SEPARATOR}.")
-        for other in others:
-            if any(document):
-                yield list(filter(None, document))
-            document, size = [other.strip()], len(other)
-    if any(document):
-        yield list(filter(None, document))
+        for number, part in enumerate(line.replace(_START, "").split(SEPARATOR)):
+            if number and document.lines:
+                yield document.take()
+            if part := part.strip():
+                document.add(part)
+    if document.lines:
+        yield document.take()
 
 
-def wikitext_documents(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the articles of WikiText-2 and WikiText-103 without their headings."""
-    document: list[str] = []
+def wikitext_documents(source: str, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the articles of WikiText-2 and WikiText-103 without their headings.
+
+    Raises:
+      InputError: an article is too large.
+    """
+    document = _Document(source, 'Divide it with headings "= Title =".')
     for line in lines:
         line = line.strip()
         if _is_heading(line):
-            if document and not line.startswith("= ="):
-                yield document
-                document = []
+            if document.lines and not line.startswith("= ="):
+                yield document.take()
         elif line:
-            document.append(line)
-    if document:
-        yield document
+            document.add(line)
+    if document.lines:
+        yield document.take()
 
 
 def _is_heading(line: str) -> bool:
@@ -212,19 +234,22 @@ def extractor_documents(
       source: the file, for errors.
       lines: its lines.
       add_bad: called with the error of a line outside of the blocks.
+
+    Raises:
+      InputError: an article is too large.
     """
-    document: list[str] | None = None
+    document: _Document | None = None
     title = ""
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if EXTRACTOR_START.match(line):
             if document is not None:
-                yield document
-            document = []
+                yield document.take()
+            document = _Document(source, "Divide it with </doc> and <doc id=...>.")
             match = _EXTRACTOR_TITLE.search(line)
             title = html.unescape(match[1] or match[2] or "") if match else ""
         elif line == "</doc>" and document is not None:
-            yield document
+            yield document.take()
             document = None
         elif line and document is None:
             add_bad(InputError(f"{source}:{number}: text outside of <doc>. Remove it."))
@@ -232,12 +257,12 @@ def extractor_documents(
             assert document is not None
             is_last = line.endswith("</doc>")  # without a line end before it
             text = _TAGS.sub("", html.unescape(line.removesuffix("</doc>"))).strip()
-            if text and not (title and text == title and not document):
-                document.append(text)
+            if text and not (title and text == title and not document.lines):
+                document.add(text)
             elif text:
                 title = ""
             if is_last:
-                yield document
+                yield document.take()
                 document = None
     if document is not None:
-        yield document
+        yield document.take()

@@ -306,7 +306,7 @@ class _SourceReader:
             documents = plain_text.extractor_documents(source, lines, bad.add_line)
             return self._announce(layout, "<doc> blocks, without titles", documents)
         if layout == "wikitext":
-            documents = plain_text.wikitext_documents(lines)
+            documents = plain_text.wikitext_documents(source, lines)
             return self._announce(layout, 'articles below "= Title =", without headings', documents)
         if layout == "separated":
             documents = plain_text.separated_documents(source, lines)
@@ -336,7 +336,8 @@ class _SourceReader:
         documents = itertools.chain(first, documents)
         lines = [line for document in first for line in document]
         if lines and max(map(len, first)) == 1 and plain_text.is_wikitext(lines):
-            documents = plain_text.wikitext_documents(line for lines in documents for line in lines)
+            joined = (line for lines in documents for line in lines)
+            documents = plain_text.wikitext_documents(self._source, joined)
             what = 'articles below rows "= Title =", without headings'
             return self._announce("wikitext", what, documents)
         return check_documents(self._source, documents, self._notices, is_wrapped)
