@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from document_files import DOCUMENTS, every_compression, read, save, text_of
+from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 from tfds_datasets import register_builder
@@ -85,21 +86,23 @@ def test_descriptions_of_data_are_left_out_of_directories(tmp_path: pathlib.Path
     ("train", "other", "pattern"),
     [
         ("train-00000-of-00001.txt", "test-00000-of-00001.txt", "train*"),
-        ("data/train-00000-of-00001.txt", "data/validation-00000-of-00001.txt", "**/train*"),
+        ("data/train-00000-of-00001.txt", "data/validation-00000-of-00001.txt", "data/train*"),
         ("c4-train.00000-of-01024.txt", "c4-validation.00000-of-00008.txt", "c4-train*"),
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.train*"),
         ("train1.txt", "dev.txt", "train*"),
-        ("train/data.txt", "test/data.txt", "train/**"),
+        ("train/data.txt", "test/data.txt", "train"),
+        ("text/train/data.txt", "text/test/data.txt", "text/train"),
+        ("a[1]/train.txt", "a[1]/test.txt", "a[[]1]/train*"),
     ],
 )
 def test_directories_with_several_splits_are_rejected(tmp_path, train, other, pattern) -> None:
     for name in (train, other):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         save(tmp_path / name, name)
     with pytest.raises(InputError, match=r"has the split train \(.*\) and another") as caught:
         resolve_inputs([str(tmp_path)])
     assert train in str(caught.value) and other in str(caught.value)
-    assert f"such as --input '{tmp_path}/{pattern}'," in str(caught.value)
+    assert f"such as --input '{tmp_path}/{pattern}';" in str(caught.value)
     assert read(f"{tmp_path}/{pattern}") == [[train]]
 
 
@@ -119,6 +122,23 @@ def test_splits_of_the_output_are_no_inputs(tmp_path: pathlib.Path) -> None:
     output = save(tmp_path / "dev" / "part.txt", "text")
     sources = resolve_inputs([str(tmp_path)], lambda name: name == output)
     assert sources == [str(tmp_path / "train.txt")]
+
+
+def test_files_of_the_output_do_not_decide_what_describes_the_inputs(tmp_path) -> None:
+    """The JSON of a preparation in progress does not turn README.md into a description."""
+    for name in ("README.md", "a.txt"):
+        save(tmp_path / name, "text")
+    before = resolve_inputs([str(tmp_path)])
+    (tmp_path / "corpus.partial").mkdir()
+    output = save(tmp_path / "corpus.partial" / "identity.json", "{}")
+    assert resolve_inputs([str(tmp_path)], lambda name: name == output) == before
+
+
+def test_patterns_of_nested_folders_in_a_bucket_are_rejected(monkeypatch) -> None:
+    monkeypatch.setattr(type(epath.Path("gs://b")), "is_dir", lambda path: False)
+    monkeypatch.setattr(type(epath.Path("gs://b")), "exists", lambda path: False)
+    with pytest.raises(InputError, match=r"gs://b/\*\*/train: \*\* matches no folders of a bucket"):
+        resolve_inputs(["gs://b/**/train"])
 
 
 @pytest.mark.parametrize("name", ["training.txt", "contest.txt", "a-device.txt", "latest-1.txt"])

@@ -291,15 +291,15 @@ def test_prepare_resumes_with_an_output_in_the_directory_of_inputs(
 ) -> None:
     directory = tmp_path / "in"
     directory.mkdir()
-    for name, documents in (("a", 100), ("z", 60)):
-        (directory / f"{name}.txt").write_text(sample_text(seed=documents, documents=documents))
+    for name, documents in (("README.md", 100), ("z.txt", 60)):
+        (directory / name).write_text(sample_text(seed=documents, documents=documents))
     source, out = f"{directory}{pattern}", directory / "corpus"
     read_all(monkeypatch, source, out)
     (directory / "corpus.partial.lock").touch()  # as after SIGKILL
     with caplog.at_level("INFO"):
         prepare([source], TOKENIZER, out, workers=1)
     assert "resume after 160 documents" in caplog.text
-    prepare([str(directory / "*.txt")], TOKENIZER, tmp_path / "whole", workers=1)
+    prepare([str(directory / "[Rz]*")], TOKENIZER, tmp_path / "whole", workers=1)
     files = content(out), content(tmp_path / "whole")
     for file in files:
         del file["manifest.json"]  # which records the inputs

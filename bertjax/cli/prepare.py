@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import sys
 
 from bertjax.cli.config_args import reject_unknown_arguments
@@ -69,7 +70,13 @@ def check(args: argparse.Namespace) -> None:
         raise InputError(f"--workers={args.workers}: --runner has its own. Leave it out.")
     check_directory(args.output, "--output")
     check_exists(args.vocab, VOCABULARY_FIX)
-    check_text(args)
+    from etils import epath
+
+    from data_pipelines.corpus.staging import check_output, is_in_output
+
+    output = epath.Path(args.output)
+    check_output(output)  # else its files would be left out of the inputs
+    check_text(args, functools.partial(is_in_output, output=output))
 
 
 def run(args: argparse.Namespace) -> None:

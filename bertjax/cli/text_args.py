@@ -1,6 +1,7 @@
 """Arguments of subcommands that read text: `--input`, its format, and `--output`."""
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
@@ -67,8 +68,14 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument("--output", required=True, help=output)
 
 
-def check_text(args: argparse.Namespace) -> None:
+def check_text(
+    args: argparse.Namespace, is_left_out: Callable[[str], bool] = lambda name: False
+) -> None:
     """Check the arguments of `add_text`, and that every input exists.
+
+    Args:
+      args: the arguments.
+      is_left_out: as of `text.sources.resolve_inputs`.
 
     Raises:
       InputError: an argument is invalid, or an input does not exist or is named twice.
@@ -76,7 +83,7 @@ def check_text(args: argparse.Namespace) -> None:
     from data_pipelines.text.sources import resolve_inputs
 
     read_options(args)
-    resolve_inputs(args.input)
+    resolve_inputs(args.input, is_left_out)
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":

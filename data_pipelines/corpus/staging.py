@@ -1,7 +1,7 @@
 """The directory in which a corpus is prepared, `OUTPUT.partial`, locked by one process at a time.
 
 It holds the stage, whose files become the corpus in one rename, and the spool, which is deleted
-afterwards. A preparation that is killed at any moment leaves either the spool or the corpus.
+afterwards. A preparation that is killed leaves the spool or the corpus, and in its last moment both.
 """
 
 import contextlib
@@ -57,8 +57,6 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
     with contextlib.ExitStack() as stack:
         stack.callback(remove_empty, created)
         stack.enter_context(locked(work.with_name(f"{work.name}.lock"), problem))
-        if (output / MANIFEST).exists() and work.exists():  # killed between the last two lines
-            work.rmtree()
         check_output(output)
         stage = work / "corpus"
         for leftover in (stage, *([] if resume else [work])):
@@ -117,8 +115,10 @@ def check_output(output: epath.Path) -> list[epath.Path]:
     is_interrupted = is_known and bool(shards) and not any(file.is_dir() for file in files)
     if is_corpus or not is_remote(output) or not is_interrupted:
         content = "a finished corpus" if is_corpus else "other files"
+        work = output.with_name(output.name + _PARTIAL)
+        left = f" {work} is left of its preparation: delete it." if work.exists() else ""
         raise InputError(
             f"{output}: already contains {content}. Choose another output directory, or delete "
-            "this one."
+            f"this one.{left}"
         )
     return [*later_files, *shards]

@@ -143,7 +143,7 @@ def resolve_inputs(
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
         if pattern.startswith(TFDS):
             check_tfds_installed(pattern)
-        files = [f for f in match_files(pattern) if not is_left_out(str(f))] if is_path else []
+        files = match_files(pattern, is_left_out) if is_path else []
         if is_path and epath.Path(pattern).is_dir():
             _reject_several_splits(epath.Path(pattern), files)
         sources += map(str, files) if is_path else [pattern]
@@ -156,23 +156,36 @@ def resolve_inputs(
     return sources
 
 
-def match_files(pattern: str) -> list[epath.Path]:
+def match_files(
+    pattern: str, is_left_out: Callable[[str], bool] = lambda name: False
+) -> list[epath.Path]:
     """Return a file, the files in a directory or those that match a pattern, sorted by name.
 
+    Args:
+      pattern: a file, a directory or a pattern.
+      is_left_out: as of `resolve_inputs`.
+
     Raises:
-      InputError: there is none.
+      InputError: there is none, or the pattern has `**` in a bucket.
     """
     path = epath.Path(pattern)
     if path.is_dir():
-        files = _leave_out_descriptions(path, sorted(_files_within(path)))
+        # Those that are left out do not decide what a description is.
+        files = [file for file in sorted(_files_within(path)) if not is_left_out(str(file))]
+        files = _leave_out_descriptions(path, files)
         if not files:
             raise InputError(f"{pattern}: directory without files. Name one with files.")
         return files
     if path.exists():
-        return [path]
+        return [] if is_left_out(pattern) else [path]
     if not _WILDCARD.search(pattern):
         raise InputError(f"{pattern}: no such file. Name one that exists.")
     if is_remote(path):
+        if "**" in pattern:
+            raise InputError(
+                f"{pattern}: ** matches no folders of a bucket. Name the folder, or use * for each "
+                "level."
+            )
         root = next(parent for parent in path.parents if not _WILDCARD.search(str(parent)))
         matches: Iterable[epath.Path] = root.glob(str(path.relative_to(root)))
     else:
@@ -180,7 +193,7 @@ def match_files(pattern: str) -> list[epath.Path]:
     files = sorted(match for match in matches if not match.is_dir())
     if not files:
         raise InputError(f"{pattern}: no file matches. Fix the pattern.")
-    return files
+    return [file for file in files if not is_left_out(str(file))]
 
 
 def _leave_out_descriptions(directory: epath.Path, files: list[epath.Path]) -> list[epath.Path]:
@@ -197,23 +210,26 @@ def _leave_out_descriptions(directory: epath.Path, files: list[epath.Path]) -> l
 
 def _reject_several_splits(directory: epath.Path, files: Iterable[epath.Path]) -> None:
     """Raise InputError if a directory has a split `train` and others, such as `test`."""
-    first: dict[bool, tuple[str, str]] = {}  # is it of the training split -> name, pattern
+    # Is it of the training split -> name, and what to name in order to read it.
+    first: dict[bool, tuple[str, str]] = {}
+    root = str(directory) if is_remote(directory) else glob.escape(str(directory))
     for file in files:
         *folders, base = file.relative_to(directory).parts
-        split, pattern = "", ""
         if match := _SPLIT_FILE.search(base):
-            split, pattern = match[1], f"{'**/' * bool(folders)}{base[: match.end()]}*"
+            split = match[1]
+            parts = [root, *map(glob.escape, folders), glob.escape(base[: match.end()]) + "*"]
         elif named := list(filter(_SPLIT_FOLDER.fullmatch, folders)):
             split = named[-1]
-            pattern = f"{'**/' * (folders[0] != split)}{split}/**"
-        if split:
-            first.setdefault(split.lower() == "train", ("/".join((*folders, base)), pattern))
+            parts = [str(directory), *folders[: folders.index(split) + 1]]
+        else:
+            continue
+        named_files = "/".join((*folders, base)), "/".join(parts)
+        first.setdefault(split.lower() == "train", named_files)
     if len(first) > 1:
-        name, pattern = first[True]
+        (name, pattern), (other, other_pattern) = first[True], first[False]
         raise InputError(
-            f"{directory}: has the split train ({name}) and another ({first[False][0]}). Name the "
-            f"files to read, such as --input '{directory / pattern}', or '{directory / '**'}' for "
-            "all."
+            f"{directory}: has the split train ({name}) and another ({other}). Name the files to "
+            f"read, such as --input '{pattern}'; for both, also '{other_pattern}'."
         )
 
 
