@@ -153,6 +153,7 @@ def test_batches_of_predictions_fill_every_device(
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert max_predict_sequences(num_tokens, 8, on_cpu=16) == 8 * per_device
+    assert max_predict_sequences(num_tokens, 6, on_cpu=16) == 4 * per_device
 
 
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:

@@ -75,6 +75,15 @@ def test_new_directory_replaces_no_link_and_no_current_directory(tmp_path, monke
     assert {path.name for path in tmp_path.rglob("*")} == {"real", "link"}
 
 
+def test_cleaning_up_does_not_hide_the_error(tmp_path, monkeypatch) -> None:
+    with (
+        pytest.raises(KeyError),
+        new_directory(epath.Path(tmp_path) / "model", "--output") as draft,
+    ):
+        monkeypatch.setattr(type(draft), "rmtree", lambda *_, **__: draft.joinpath("none").stat())
+        raise KeyError
+
+
 def test_new_directory_appears_complete_or_not_at_all(tmp_path) -> None:
     output = epath.Path(tmp_path) / "model"
     output.mkdir()  # empty

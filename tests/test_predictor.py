@@ -202,3 +202,6 @@ def test_pipeline_of_a_user_returns_an_answer_to_each_input(answers: list[str], 
     inputs = [PredictInput("1", "x"), PredictInput("2", "y")]
     with pytest.raises(RuntimeError, match=f"returned {how} answers than the 2 inputs"):
         list(predictor.predict(inputs))
+    errors = ["", "no text", ""]  # of the lines of a file, of which two are valid
+    with pytest.raises(RuntimeError, match=f"returned {how} answers than the 2 inputs"):
+        list(predictor._predict_valid([*inputs, *inputs[:1]], errors, False))

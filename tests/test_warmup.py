@@ -1,5 +1,6 @@
 """Shapes that the server compiles before its first request."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,12 +28,14 @@ def question(num_words: int) -> Content:
     return {"question": "ba?", "context": "ba " * num_words}
 
 
-def compiled_ahead(path: Any, limits: Limits) -> Predictor:
+def compiled_ahead(
+    path: Any, limits: Limits, compile_step: Callable[[Any], None] = lambda shapes: None
+) -> Predictor:
     """Return a predictor after its warm-up, whose programs are not compiled."""
     predictor = Predictor(path)
     assert predictor._runner
     functions: Any = predictor._runner._step_functions
-    functions.compile_predict_step = lambda shapes: None
+    functions.compile_predict_step = compile_step
     compile_ahead(predictor, limits)
     return predictor
 
@@ -72,6 +75,18 @@ def test_programs_are_no_larger_than_requests(root) -> None:
     shapes = shapes_of(compiled_ahead(root / "answer", Limits(max_inputs=8, max_characters=1500)))
     # 8 devices, and windows of 384 tokens that begin every 128 tokens.
     assert shapes == {(8, length) for length in (16, 32, 64, 128, 256, 384)} | {(16, 384)}
+
+
+@pytest.mark.seconds
+def test_compilation_that_fails_ends_the_warmup(root) -> None:
+    """A server that is ready would answer requests of this shape with an error."""
+
+    def compile_step(shapes: dict[str, Any]) -> None:
+        if shapes["input_ids"].shape[0] > 8:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        compiled_ahead(root / "answer", Limits(max_inputs=8, max_characters=1500), compile_step)
 
 
 @pytest.mark.seconds

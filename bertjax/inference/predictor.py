@@ -210,9 +210,12 @@ class Predictor(Runner):
         """Yield the answer to each input, or its error."""
         pairs = zip(inputs, errors, strict=True)
         valid = [item for item, error in pairs if not error]
-        answers = iter(self.pipeline.predict(self.run, valid, return_all_scores) if valid else ())
+        answers = list(self.pipeline.predict(self.run, valid, return_all_scores)) if valid else []
+        if len(answers) != len(valid):
+            raise _wrong_count(valid, "fewer" if len(answers) < len(valid) else "more")
+        remaining = iter(answers)
         for error in errors:
-            yield {"error": error} if error else next(answers)
+            yield {"error": error} if error else next(remaining)
 
 
 def make_inputs(data: Any) -> tuple[list[PredictInput], bool]:

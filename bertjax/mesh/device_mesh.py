@@ -158,10 +158,9 @@ def max_predict_sequences(num_tokens: int, num_devices: int, on_cpu: int) -> int
       num_devices: devices that share a batch.
       on_cpu: sequences for each CPU device.
     """
-    # A power of two, to which batches are padded.
-    on_accelerator = 1 << max(0, (_ACCELERATOR_TOKENS // num_tokens).bit_length() - 1)
+    on_accelerator = max(1, _ACCELERATOR_TOKENS // num_tokens)
     per_device = on_cpu if jax.default_backend() == "cpu" else on_accelerator
-    return per_device * num_devices
+    return 1 << (per_device * num_devices).bit_length() - 1  # batches are padded to powers of two
 
 
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:

@@ -43,9 +43,11 @@ def compile_ahead(predictor: Predictor, limits: Limits) -> None:
     num_words = limits.max_characters + pipeline.max_input_tokens
     try:
         with _without_warnings():  # that the sample is truncated
-            _compile_for(predictor, [_sample(pipeline, num_words)])
+            largest = _largest_batch(pipeline, [_sample(pipeline, num_words)])
     except Exception as error:  # of a user's pipeline that takes no text of any length
         _log.warning("not compiled for texts of %d words: %s", num_words, error)
+    else:
+        _compile_batch(predictor, largest)
 
 
 def _sample(pipeline: Pipeline[Any], num_words: int) -> PredictInput:
@@ -56,17 +58,31 @@ def _sample(pipeline: Pipeline[Any], num_words: int) -> PredictInput:
 
 def _compile_for(predictor: Predictor, inputs: Sequence[PredictInput]) -> None:
     """Compile for the largest batch of these inputs, and all smaller ones of its length."""
-    pipeline = predictor.pipeline
+    _compile_batch(predictor, _largest_batch(predictor.pipeline, inputs))
+
+
+def _largest_batch(
+    pipeline: Pipeline[Any], inputs: Sequence[PredictInput]
+) -> tuple[HostBatch, Any] | None:
+    """Return the largest batch of inputs and their context, or None if the inputs have none."""
     try:
         batches, context = pipeline.preprocess(inputs)
         largest = max(batches, key=_num_sequences, default=None)
     except InputError:  # a pipeline whose inputs are not as long as its sample
-        return
+        return None
     if largest is None or largest["input_ids"].shape[1] > pipeline.max_input_tokens:
+        return None
+    return largest, context
+
+
+def _compile_batch(predictor: Predictor, largest: tuple[HostBatch, Any] | None) -> None:
+    """Compile for a batch, and all smaller ones of its length."""
+    if largest is None:
         return
-    count = bucket_size(_num_sequences(largest))  # to which batches are padded
+    batch, context = largest
+    count = bucket_size(_num_sequences(batch))  # to which batches are padded
     while count:
-        predictor.compile(_resize(largest, count), pipeline.decoding(context))
+        predictor.compile(_resize(batch, count), predictor.pipeline.decoding(context))
         count //= 2
 
 

@@ -22,6 +22,7 @@ from data_pipelines.errors import InputError
 _DIGITS = 3  # a range of numbers has 100 to 1,000 values
 # Evaluations are at the same stage within 0.05 of the steps: intervals are rounded up to steps.
 _TOLERANCE = 0.05
+_TPE_REPEATS = 20  # in a row, until points are drawn at random
 _MIN_CURVES = 5  # as the runs before Optuna's MedianPruner begins
 
 _log = logging.getLogger("bertjax")
@@ -240,24 +241,28 @@ class Search:
         seen, proposals = {self._key(o.params) for o in history}, list[dict[str, Any]]()
         # Without a score TPE would model the first failed points as the good ones.
         is_random = self._sampler == "random" or all(o.score is None for o in history)
-        num_attempts = 100 * count
         # TPE repeats points of a small space, of which chance finds the last ones.
-        for attempt in range(num_attempts + 20 * (len(seen) + count)):
+        repeats = attempt = 0
+        while len(proposals) < count and repeats < _TPE_REPEATS + 20 * (len(seen) + count):
             # Seeded by the number of the point, so that no state of a sampler has to be kept.
             seed = 1000 * (len(history) + len(proposals)) + attempt
             study.sampler = (
                 samplers.RandomSampler(seed)
-                if is_random or attempt >= num_attempts
+                if is_random or repeats >= _TPE_REPEATS
                 else samplers.TPESampler(seed=seed, constant_liar=True)
             )
             trial = study.ask(self._space)
             texts = self._texts(trial.params)
             params = {name: self._parse(name, texts[name]) for name in self._space}
-            if (key := self._key(params)) not in seen:
+            attempt += 1
+            repeats += 1
+            if (key := self._key(params)) in seen:
+                # A running trial would be modelled in every later proposal.
+                study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            else:
                 seen.add(key)
                 proposals.append(params)
-            if len(proposals) == count:
-                break
+                repeats = 0
         return proposals
 
     def _create_trial(self, outcome: _Outcome) -> Any:

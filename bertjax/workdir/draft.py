@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from bertjax.errors import LockLostError
 from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote, remove_empty
@@ -95,8 +94,8 @@ def new_directory(output: epath.Path, option: str) -> Iterator[epath.Path]:
                 output.rmdir()
             draft.rename(output)
         except BaseException:
-            with contextlib.suppress(LockLostError):  # else the draft is that of another process
-                lock.confirm()
+            with contextlib.suppress(Exception):  # which would hide the error
+                lock.confirm()  # else the draft is that of another process
                 draft.rmtree(missing_ok=True)
             raise
 
