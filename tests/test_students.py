@@ -125,6 +125,14 @@ def test_scores_of_questions_have_no_counts_and_thresholds() -> None:
     assert scores.keys() == {*names}
 
 
+def test_recovered_share_is_that_of_each_score() -> None:
+    def row(name: str, accuracy: float, f1: float) -> students.Row:
+        return students.Row(name, {"accuracy": [accuracy], "f1": [f1]}, 0, 9, 2_000_000, 1.0, 2.0)
+
+    table = students.format_table([row("teacher", 1, 1), row("no", 0, 0.5), row("with", 0.25, 1)])
+    assert table.splitlines()[-1] == "| recovered, with | 25% | 100% |  |  |  |  |  |"
+
+
 def test_table_shows_the_number_of_failed_runs() -> None:
     def row(name: str, scores: list[float], num_failed: int, steps: int | None) -> students.Row:
         return students.Row(name, {"accuracy": scores}, num_failed, steps, 2_000_000, 1.0, 2.0)

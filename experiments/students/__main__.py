@@ -115,8 +115,8 @@ def format_table(rows: Sequence[Row]) -> str:
         lines.append([row.name, *cells])
     teacher, without, *students = rows
     for row in students:
-        triples = [(r.scores[name] for r in (teacher, without, row)) for name in names]
-        lines.append([f"recovered, {row.name}", *(recovered(*t) for t in triples), *[""] * 5])
+        shares = [recovered(*(r.scores[name] for r in (teacher, without, row))) for name in names]
+        lines.append([f"recovered, {row.name}", *shares, *[""] * 5])
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 

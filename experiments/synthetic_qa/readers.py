@@ -32,7 +32,6 @@ from experiments.synthetic_qa.options import DEV_FILE, TRAIN_FILE, Options, read
 from experiments.synthetic_qa.stages import (
     read_candidates,
     require,
-    small_dev_file,
     stage_directory,
     train,
 )
@@ -83,17 +82,32 @@ def _train_reader(options: Options, directory: pathlib.Path, name: str, seed: in
         wait_for([data])
         is_last = number == len(passes)
         workdir = directory / name / f"pass-{number}-{seed}"
-        fields = {
-            "data__eval_file": small_dev_file(options),
-            "seed": seed,
-            "eval_every": "100%",
-        }
+        fields = {"seed": seed, "eval_every": "100%"}
+        # The last evaluation chooses the threshold of no answer that predictions read.
+        dev_file = (options.squad / DEV_FILE).absolute() if is_last else _small_dev_file(options)
+        fields["data__eval_file"] = dev_file
         if is_last and name in _REGRESSIONS:
             fields["data__null_score"] = "regression"
         spec = f"squad:version=2,init={init},data={data.parent}"
         train(options, "reader" if is_last else "first_pass", workdir, spec, **fields)
         init = str(workdir)
     return workdir
+
+
+def _small_dev_file(options: Options) -> pathlib.Path:
+    """Return a file with the first paragraph of the eval split.
+
+    A training ends with an evaluation, which the first of two passes does not need.
+    """
+    path = stage_directory(options, "readers") / "small-dev.json"
+    if options.leads and not path.exists():
+        content = json.loads((options.squad / DEV_FILE).read_text())
+        article = content["data"][0]
+        content["data"] = [{**article, "paragraphs": article["paragraphs"][:1]}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, json.dumps(content, ensure_ascii=False))
+    wait_for([path])
+    return path.absolute()
 
 
 def _merge(options: Options, sources: Sequence[str], path: pathlib.Path) -> None:

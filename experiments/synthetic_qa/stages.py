@@ -199,9 +199,8 @@ def filter_questions(options: Options, directory: pathlib.Path) -> None:
     model = directory / "reader"
     # Training starts once all processes take part, within minutes.
     wait_for(all_blocks(options, stage_directory(options, "generation") / "questions"))
-    fields = {"data__eval_file": small_dev_file(options), "seed": options.seed}
     spec = f"squad:version=2,init={options.encoder},data={options.squad}"
-    train(options, "reader", model, spec, eval_every="100%", **fields)
+    train(options, "reader", model, spec, eval_every="100%", seed=options.seed)
     for name, _ in own_blocks(options):
         source = stage_directory(options, "generation") / "questions" / name
         candidates = read_rows(require(source))
@@ -215,22 +214,6 @@ def filter_questions(options: Options, directory: pathlib.Path) -> None:
             directory / "candidates" / name,
             files.filter_candidates(candidates, answers, options.null_threshold),
         )
-
-
-def small_dev_file(options: Options) -> pathlib.Path:
-    """Return a file with the first paragraph of the eval split.
-
-    A training ends with an evaluation, and a reader is evaluated on the whole split afterwards.
-    """
-    path = stage_directory(options, "filter") / "small-dev.json"
-    if options.leads and not path.exists():
-        content = json.loads((options.squad / DEV_FILE).read_text())
-        article = content["data"][0]
-        content["data"] = [{**article, "paragraphs": article["paragraphs"][:1]}]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(path, json.dumps(content, ensure_ascii=False))
-    wait_for([path])
-    return path.absolute()
 
 
 def write_negatives(options: Options, directory: pathlib.Path) -> None:
