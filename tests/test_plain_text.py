@@ -63,7 +63,7 @@ def test_separators_after_the_first_lines_are_rejected(tmp_path, documents: str,
     book = "A sentence of a long book.\n" * 600
     text = f"{book}{mark}\n{book}"
     path = save(tmp_path / "a.txt", text)
-    with pytest.raises(InputError, match=r"a\.txt: has lines <\|endoftext\|>, but none") as caught:
+    with pytest.raises(InputError, match=r"a\.txt:601: <\|endoftext\|>, which none of") as caught:
         read(path, documents=documents)
     assert "Insert a line <|endoftext|> at the start of the file" in str(caught.value)
     path = save(tmp_path / "a.txt", f"<|endoftext|>\n{text}")

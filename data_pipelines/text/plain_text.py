@@ -94,13 +94,13 @@ def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
       InputError: a later line is the mark, which would not end a document.
     """
     fix = f"Insert a line {SEPARATOR} at the start of the file: then they alone end documents."
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if SEPARATOR in line:
             text = line.replace(_START, "").strip()
             if not text.replace(SEPARATOR, "").strip():
                 raise InputError(
-                    f"{source}: has lines {SEPARATOR}, but none of the first lines, which "
-                    f"determine the layout. {fix} Or remove them."
+                    f"{source}:{number}: {SEPARATOR}, which none of the first lines has. They "
+                    f"determine the layout. {fix} Or remove such lines."
                 )
             if text.startswith(SEPARATOR) or text.endswith(SEPARATOR):
                 message = f"{source}: {SEPARATOR} in a line is read as text. Does it end documents?"
