@@ -12,7 +12,8 @@ vectors of length 1 by
 - onnxruntime with the `tokenizers` library on the float32 export, and on what its own
   `quantize_dynamic` makes of it; mixed texts sorted by length, in batches of several sizes;
 - `SentenceTransformer.encode` on PyTorch;
-- the matrix products of the encoder alone in one `jit`, each text at its own length.
+- the matrix products of the encoder alone in one `jit`, each text at its own length; mixed texts
+  also packed in sequences of 128 tokens.
 
 Programs take turns, each in a process of its own. Printed are the milliseconds of CPU time of one
 call, medians over the rounds, and the ratio of bertjax to the program, median of the rounds.
@@ -40,8 +41,10 @@ CASES = (*map(str, LENGTHS), MIXED)
 ONNX, INT8 = "bertjax, ONNX", "bertjax, int8"
 RUNTIME, RUNTIME_INT8 = "onnxruntime", "onnxruntime int8"
 PYTORCH, PRODUCTS = "sentence-transformers", "matrix products, jit"
+PACKED_PRODUCTS = "matrix products, packed"
 RANDOM = "base"
 BATCH_SIZES = (1, 8, 32)  # of onnxruntime on mixed texts
+PACKED_LENGTH, PACKED_SEQUENCES = 128, 8  # of packed products
 
 
 def make_texts(vocab: list[str], case: str) -> list[str]:
@@ -99,8 +102,15 @@ def make_torch_work(model: str, texts: list[str], cores: int) -> Work:
     return lambda: encoder.encode(texts, show_progress_bar=False, normalize_embeddings=True)
 
 
-def make_product_work(model: str, texts: list[str]) -> Work:
-    """Return a function that runs the matrix products of the encoder for each text alone."""
+def make_product_work(model: str, texts: list[str], packed: bool = False) -> Work:
+    """Return a function that runs the matrix products of the encoder.
+
+    Args:
+      model: directory of the model.
+      texts: the texts.
+      packed: multiply the tokens of all texts in sequences of 128, in batches of 8, not each text
+        alone.
+    """
     harness.set_up_process()
     import jax
     import jax.numpy as jnp
@@ -124,15 +134,21 @@ def make_product_work(model: str, texts: list[str]) -> Work:
     def run(x: Any, layers: Any) -> Any:
         for query, key, value, output, up, down in layers:
             q, k, v = (
-                (x @ kernel).reshape(len(x), heads, -1).swapaxes(0, 1)
+                (x @ kernel).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
                 for kernel in (query, key, value)
             )
-            mixed = (q @ k.swapaxes(1, 2)) @ v
-            x = mixed.swapaxes(0, 1).reshape(len(x), hidden) @ output
+            mixed = (q @ k.swapaxes(2, 3)) @ v
+            x = mixed.swapaxes(1, 2).reshape(x.shape) @ output
             x = (x @ up) @ down
         return x
 
-    inputs = [matrix(len(text.split()) + 2, hidden) for text in texts]
+    lengths = [len(text.split()) + 2 for text in texts]
+    shapes = [(1, length) for length in lengths]
+    if packed:
+        batches, rest = divmod(-(-sum(lengths) // PACKED_LENGTH), PACKED_SEQUENCES)
+        sizes = [PACKED_SEQUENCES] * batches + [rest] * (rest > 0)
+        shapes = [(size, PACKED_LENGTH) for size in sizes]
+    inputs = [matrix(s * length, hidden).reshape(s, length, hidden) for s, length in shapes]
 
     def work() -> Work:
         results = [run(x, layers) for x in inputs]
@@ -211,7 +227,8 @@ def make_programs(args: argparse.Namespace) -> dict[str, Any]:
     elif name == PYTORCH:
         make = functools.partial(make_torch_work, args.checkpoint, texts, args.cores)
     else:
-        programs = {PRODUCTS: make_product_work}
+        packed_work = functools.partial(make_product_work, packed=True)
+        programs = {PRODUCTS: make_product_work, PACKED_PRODUCTS: packed_work}
         make = functools.partial(programs.get(name, make_bertjax_work), args.checkpoint, texts)
     return {args.worker: make}
 
@@ -251,6 +268,7 @@ def main() -> None:
         for case in CASES:
             programs = dict(paths)
             if case == MIXED:
+                programs[PACKED_PRODUCTS] = programs[PRODUCTS]
                 for runtime in (RUNTIME, RUNTIME_INT8):
                     path = programs.pop(runtime)
                     programs |= {f"{runtime}, batches of {size}": path for size in BATCH_SIZES}
