@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from bertjax.cli.input_files import input_file_reader
+from bertjax.tasks.fill_mask import FillMaskPipeline
+from bertjax.tasks.generation.continuation import TextGenerationPipeline
 from bertjax.tasks.input_lines import InputLines, InvalidInput
 from bertjax.tasks.pipeline import Pipeline, PredictInput
 from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
@@ -82,3 +84,11 @@ def test_blank_lines_of_conll_end_sentences() -> None:
     inputs = TokenClassificationPipeline.parse_lines(lines, "words.conll")
     assert not isinstance(inputs, InputLines)
     assert [item.content for item in inputs] == [{"words": ["ba"]}, {"words": ["do"]}]
+
+
+@pytest.mark.parametrize("pipeline", [FillMaskPipeline, TextGenerationPipeline])
+def test_models_of_text_read_objects_in_files_of_json_lines_alone(pipeline) -> None:
+    lines = ['{"text": "ba [MASK]"}', '{"text": "do"}']
+    contents = [item.content for item in pipeline.parse_lines(lines, "texts.jsonl")]
+    assert contents == [{"text": "ba [MASK]"}, {"text": "do"}]
+    assert [item.content for item in pipeline.parse_lines(lines, "texts.txt")] == lines

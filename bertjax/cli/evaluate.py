@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         metavar="DIR",
-        help="checkpoint or workdir; several form an ensemble",
+        help="checkpoint, workdir or, with --config, another model directory; several form an "
+        "ensemble",
     )
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="directory for scores and predictions"

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--input",
         metavar="FILE",
-        help="lines of text or JSON objects; a table (.csv, .tsv, .parquet); a file in another "
+        help="lines of text or JSON objects (.jsonl, if the model fills masks or continues a text);"
+        " a table (.csv, .tsv, .parquet); a file in another "
         "format of the model's task; - for standard input; an invalid input or blank line of a "
         "file gets a line with its error; with --num-processes also a directory or pattern",
     )

@@ -13,7 +13,10 @@ EXAMPLE = "bertjax report runs/smoke"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "directory", metavar="DIR", help="workdir, or the output of evaluate, sweep or prepare"
+        "directory",
+        metavar="DIR",
+        help="workdir, or the output of sweep, prepare or evaluate, of classification, tags, "
+        "choices and question answering",
     )
     add_task(parser)
 

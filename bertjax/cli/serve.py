@@ -23,7 +23,7 @@ EXAMPLE = "bertjax serve --checkpoint runs/smoke"
 _LIMITS = {
     "max_body_bytes": "bytes of a request",
     "max_inputs": "inputs of a request, and of those that are computed together",
-    "max_characters": "characters of an input",
+    "max_characters": "characters of an input, and of inputs computed together",
     "max_queued_inputs": "inputs that wait for a model; more are rejected with status 503",
     "timeout_seconds": "seconds until a request has arrived, or an idle connection is closed",
     "max_connections": "open connections",
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="host name that requests may be sent to; may be repeated (those of this machine, or "
-        "any if --host is not a loopback address)",
+        help="host name that requests may be sent to; may be repeated (those of this machine; "
+        "any for requests that arrive over an address that is no loopback one)",
     )
     parser.add_argument(
         "--allowed-origin",

@@ -72,8 +72,8 @@ class Config:
     )
     steps: Duration = field(
         1_000_000,
-        'length of the run, in optimizer steps; with a time such as "2 hours" the run and its '
-        "learning rate schedule end by the clock",
+        'length of the run, in optimizer steps; in pre-training with a time such as "2 hours" '
+        "the run and its learning rate schedule end by the clock",
     )
     batch_size: int = field(
         256,
@@ -82,8 +82,8 @@ class Config:
     )
     batch_size_rampup: int = field(
         1,
-        "batch size ramp-up, a power of 2: the first batches are smaller by this factor and double "
-        "until `batch_size`; each size lasts for as many steps",
+        "batch size ramp-up of pre-training, a power of 2: the first batches are smaller by this "
+        "factor and double until `batch_size`; each size lasts for as many steps",
     )
     max_seq_length: int = field(128, "tokens of a sequence")
     packing: bool = field(True, "packs several examples into a sequence")
@@ -102,7 +102,7 @@ class Config:
         "sequences of a global eval batch; 0 for `batch_size`, reduced to a default that fits "
         "memory",
     )
-    eval_batches: int = field(0, "eval batches of an evaluation; 0 for all")
+    eval_batches: int = field(0, "eval batches of an evaluation of pre-training; 0 for all")
     max_to_keep: int = field(3, "number of newest checkpoints that are kept")
     keep_period: Duration = field(
         0,

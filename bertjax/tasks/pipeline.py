@@ -250,7 +250,12 @@ def _parse_record(location: str, record: str | dict[str, Any]) -> PredictInput:
 
 
 def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
-    """Return every line as a text, even if it is empty or begins with a brace."""
+    """Return every line as a text, even if it is empty or starts with a brace.
+
+    Files whose names end in `.jsonl`, `.ndjson` or `.json` are read as by `Pipeline.parse_lines`.
+    """
+    if file_format(epath.Path(file_name)) in JSON_SUFFIXES:
+        return Pipeline.parse_lines(lines, file_name)
     return (PredictInput(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
 
 
