@@ -118,6 +118,7 @@ def test_run_config_file_finds_builtin_configurations_by_name(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("question_answering:smoke", "there is no such configuration. Did you mean squad?"),
         ("pretrainign:smoke", "--config=pretrainign: there is no such configuration. Did you mean "
          "pretraining?"),
         ("pretraining:smok", "smok: is not an option of pretraining. Did you mean smoke?"),

@@ -31,6 +31,7 @@ from data_pipelines.paths import check_file
 
 _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # the colon of gs:// is part of FILE
 _FIELD_FILES = (".json", ".yaml", ".yml")
+_CONFIGS_OF_TASKS = {"question_answering": "squad"}  # of other names
 _TYPES = (bool, int, float, str)
 
 
@@ -54,6 +55,7 @@ def find_config_file(path: str) -> epath.Path:
     file = epath.Path(path)
     if re.fullmatch(r"[\w-]+", path) and not file.exists():
         nearest = difflib.get_close_matches(path, builtin, n=1, cutoff=0.0)[0]
+        nearest = _CONFIGS_OF_TASKS.get(path, nearest)
         raise InputError(
             f"--config={path}: there is no such configuration. Did you mean {nearest}? "
             "`bertjax config` lists all."
