@@ -17,6 +17,7 @@ from bertjax.mesh.device_mesh import (
     lacks_bfloat16,
     make_mesh,
     max_predict_sequences,
+    split_batch,
 )
 
 
@@ -154,6 +155,28 @@ def test_batches_of_predictions_fill_every_device(
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert max_predict_sequences(num_tokens, 8, on_cpu=16) == 8 * per_device
     assert max_predict_sequences(num_tokens, 6, on_cpu=16) == 4 * per_device
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "multiple", "sizes"),
+    [
+        (0, 1, []),
+        (16, 1, [16]),
+        (15, 1, [15]),  # an eighth of padding
+        (14, 1, [14]),
+        (13, 1, [8, 4, 1]),
+        (9, 1, [8, 1]),
+        (9, 8, [8, 1]),  # padded to 16 anyway
+        (3, 8, [3]),
+        (18, 4, [16, 2]),
+    ],
+)
+def test_batches_with_much_padding_are_split_on_cpus(
+    monkeypatch, num_sequences: int, multiple: int, sizes: list[int]
+) -> None:
+    assert split_batch(num_sequences, multiple) == sizes
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert split_batch(num_sequences, multiple) == [num_sequences][: min(num_sequences, 1)]
 
 
 def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:

@@ -163,6 +163,27 @@ def max_predict_sequences(num_tokens: int, num_devices: int, on_cpu: int) -> int
     return 1 << (per_device * num_devices).bit_length() - 1  # batches are padded to powers of two
 
 
+def split_batch(num_sequences: int, multiple: int) -> list[int]:
+    """Return the sizes of the parts in which a batch of a prediction is computed.
+
+    Each is padded to a power of two and a multiple. A CPU computes padding as slowly as tokens, so
+    that a batch with more than an eighth of padding is split there.
+
+    Args:
+      num_sequences: sequences of the batch.
+      multiple: the devices and processes that share a part.
+    """
+    sizes: list[int] = []
+    while num_sequences:
+        size = 1 << (num_sequences - 1).bit_length()
+        is_wasteful = 8 * (size - num_sequences) > size > multiple
+        if is_wasteful and jax.default_backend() == "cpu":
+            size //= 2
+        sizes.append(min(size, num_sequences))
+        num_sequences -= sizes[-1]
+    return sizes
+
+
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
     """Return the number of shards of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH_SPEC[0])

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from bertjax.config.config import Config
-from bertjax.mesh.device_mesh import max_predict_sequences
+from bertjax.mesh.device_mesh import max_predict_sequences, split_batch
 from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
@@ -20,7 +20,7 @@ from bertjax.model.encoders import make_encoder
 from bertjax.model.heads import PROJECTION
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
 from bertjax.tasks.pipeline import RunFunction
-from bertjax.tasks.task import packed_sequence_length
+from bertjax.tasks.task import bucket_size, packed_sequence_length
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
@@ -197,9 +197,7 @@ def embed_texts(
     for length in np.unique(lengths).tolist():
         indices = np.flatnonzero(lengths == length)
         shape = _sequence_shape(length, objective)
-        batch_size = max_predict_sequences(
-            shape.tokens, objective.batch_size_multiple, max(1, _MAX_BATCH_TOKENS // shape.tokens)
-        )
+        batch_size = _max_sequences(shape, objective)
         eval_set = PackedEvalSet(
             _select_examples(examples, indices), shape, max_batch_size=batch_size
         )
@@ -225,6 +223,13 @@ def _sequence_shape(length: int, objective: EmbeddingsObjective) -> PackedShape:
     return PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
 
 
+def _max_sequences(shape: PackedShape, objective: EmbeddingsObjective) -> int:
+    """Return the maximal number of sequences of a batch."""
+    return max_predict_sequences(
+        shape.tokens, objective.batch_size_multiple, max(1, _MAX_BATCH_TOKENS // shape.tokens)
+    )
+
+
 def _join_lengths(
     examples: Examples, lengths: np.ndarray, objective: EmbeddingsObjective
 ) -> np.ndarray:
@@ -243,8 +248,10 @@ def _join_lengths(
 
     def cost(length: int, texts: np.ndarray) -> float:
         shape = _sequence_shape(length, objective)
-        num_sequences = pack_examples(examples, np.flatnonzero(texts), shape).num_sequences
-        return num_sequences * shape.tokens * (1 + shape.tokens / num_tokens)
+        count = pack_examples(examples, np.flatnonzero(texts), shape).num_sequences
+        batches, rest = divmod(count, most := _max_sequences(shape, objective))
+        padded = batches * most + sum(map(bucket_size, split_batch(rest, 1)))
+        return padded * shape.tokens * (1 + shape.tokens / num_tokens)
 
     lengths = lengths.copy()
     for shorter, longer in itertools.pairwise(np.unique(lengths).tolist()):

@@ -1,6 +1,7 @@
 """Compiled prediction and generation for batches of any shape."""
 
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.mesh.device_mesh import num_batch_shards
+from bertjax.mesh.device_mesh import num_batch_shards, split_batch
 from bertjax.mesh.feed import fetch_to_host, to_global
 from bertjax.mesh.finite import check_finite
 from bertjax.model.decoder.options import Decoding
@@ -45,7 +46,7 @@ class BatchRunner:
         """Yield, for each batch, what the objective's `apply` returns, or generated targets.
 
         One batch is computed ahead of its use. Batches are padded to a power of two of sequences,
-        so there are few shapes.
+        so there are few shapes; on CPUs some are split before, see `split_batch`.
 
         Args:
           params: parameters, as `place` returns them.
@@ -55,16 +56,26 @@ class BatchRunner:
         Raises:
           CommandError: logits or scores are not finite.
         """
-        counts: list[int] = []
+        all_sizes: list[list[int]] = []  # of the parts of each batch
 
         def compute() -> Iterator[dict[str, jax.Array]]:
             for batch in batches:
-                counts.append(len(batch["source_lengths" if decoding else "input_ids"]))
-                yield self._outputs(params, batch, decoding)
+                count = len(batch["source_lengths" if decoding else "input_ids"])
+                all_sizes.append([count] if decoding else split_batch(count, self._multiple))
+                start = 0
+                for size in all_sizes[-1]:
+                    part = {name: array[start : start + size] for name, array in batch.items()}
+                    yield self._outputs(params, batch if decoding else part, decoding)
+                    start += size
 
-        for padded_outputs in fetch_to_host(compute()):
-            count = counts.pop(0)
-            outputs = {name: array[:count] for name, array in padded_outputs.items()}
+        fetched = fetch_to_host(compute())
+        for first in fetched:
+            sizes = all_sizes.pop(0)
+            parts = [first, *itertools.islice(fetched, len(sizes) - 1)]
+            outputs = {
+                name: _join([part[name][:n] for part, n in zip(parts, sizes, strict=True)])
+                for name in first
+            }
             for name, array in outputs.items():
                 # Other outputs have unused slots of any value.
                 if name.endswith("_logits") or name == "target_scores":
@@ -90,9 +101,13 @@ class BatchRunner:
         outputs: dict[str, jax.Array] = program(params, arrays, *constants)
         return outputs
 
+    @property
+    def _multiple(self) -> int:
+        return math.lcm(num_batch_shards(self._step_functions.mesh), jax.process_count())
+
     def _pad_batch(self, batch: HostBatch) -> HostBatch:
         """Pad arrays to a power of two of sequences, and a multiple of devices and processes."""
-        multiple = math.lcm(num_batch_shards(self._step_functions.mesh), jax.process_count())
+        multiple = self._multiple
 
         def pad(array: np.ndarray) -> np.ndarray:
             size = math.ceil(bucket_size(len(array)) / multiple) * multiple
@@ -127,6 +142,11 @@ class BatchRunner:
         generating = [other for other in self._compiled if other[0] is not None]
         for other in generating[:-_MAX_GENERATE_PROGRAMS]:
             del self._compiled[other]
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the parts of an output as one array, which is not copied if it is the only one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _process_part(array: np.ndarray) -> np.ndarray:
