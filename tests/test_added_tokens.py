@@ -15,12 +15,15 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from toy_vocabulary import CASED_TOKENS, TOKENS
 
 from bertjax.formats.tokenizer_json import to_tokenizer_json
+from bertjax.tasks.token_classification.pipeline import read_sentences
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.token_classification.dataset import read_tagged_file
+from data_pipelines.finetuning.token_classification.running_text import word_offsets
 from data_pipelines.vocabulary.added_tokens import AddedToken
 from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
-from data_pipelines.vocabulary.tokenization import describe_difference, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, describe_difference, load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 ADDED = (
@@ -144,6 +147,20 @@ def test_files_beside_vocab_txt_name_added_tokens(
     assert load_tokenizer(tmp_path / "exported").fingerprint() == tokenizer.fingerprint()
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_of_added_tokens_json_are_found_as_they_are_written(file, tmp_path) -> None:
+    """Transformers normalizes a token unless it is special."""
+    write_vocab(tmp_path, [*SPECIAL_TOKENS, "a", "location", "per", "##son"])
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"LOC": 9, "PER": 10}))
+    (tmp_path / file).write_text(json.dumps({"additional_special_tokens": ["LOC"]}))
+    assert load_tokenizer(tmp_path).encode("location a LOC") == [6, 5, 9]
+    assert load_tokenizer(tmp_path).encode("a per") == [5, 10]
+    content = {"added_tokens_decoder": {"9": {"content": "LOC", "normalized": True}}}
+    content |= {"additional_special_tokens": ["LOC"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    assert load_tokenizer(tmp_path).encode("a loc") == [5, 9]
+
+
 def test_added_tokens_of_white_space_survive_vocab_txt(tmp_path) -> None:
     write_vocab(tmp_path, [*SPECIAL_TOKENS, "a"])
     (tmp_path / "added_tokens.json").write_text(json.dumps({"\n": 6, " b ": 7, "<e>": 8}))
@@ -197,6 +214,49 @@ def test_describe_difference_names_the_first() -> None:
     assert "tokens, not" in describe_difference(ours, TOKENIZERS[True])
 
 
+# Words of running text
+
+
+def words_of(text: str, tokenizer: Tokenizer | None) -> list[str]:
+    return [text[start:end] for start, end in word_offsets(text, tokenizer)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("@GENE$ binds.", ["@GENE$", "binds", "."]),
+        ("(@GENE$-x) [E1] Ada", ["(", "@GENE$", "-", "x", ")", "[E1]", "Ada"]),
+        ("in new york, @ÉTE\u0301$", ["in", "new york", ",", "@ÉTE\u0301$"]),
+        ("@GENE$@GENE$x", ["@GENE$", "@GENE$x"]),
+        ("unwanted want", ["unwanted", "want"]),
+        ("@x$", ["@", "x", "$"]),
+    ],
+)
+def test_word_offsets_keep_added_tokens_whole(text: str, words: list[str]) -> None:
+    tokenizer = TOKENIZERS[False]
+    assert words_of(text, tokenizer) == words
+    assert words_of("@GENE$ [E1]", None) == ["@", "GENE", "$", "[", "E1", "]"]
+    ids = [token for word in words for token in tokenizer.encode(word)]
+    assert ids == tokenizer.encode(text)
+
+
+def test_word_offsets_leave_out_blank_added_tokens() -> None:
+    added = [AddedToken("\n"), AddedToken(" a")]
+    tokens = [*TOKENS, *(token.content for token in added)]
+    tokenizer = WordPieceTokenizer(tokens, cased=False, added_tokens=added)
+    assert words_of("x\nx a.", tokenizer) == ["x", "x", " a", "."]
+
+
+def test_sentences_of_predict_and_of_spans_have_the_same_words(tmp_path) -> None:
+    tokenizer, text = TOKENIZERS[False], "@GENE$ binds Ada"
+    (tmp_path / "texts.txt").write_text(f"{text}\n")
+    (tmp_path / "spans.jsonl").write_text(json.dumps({"text": text, "label": [[0, 6, "gene"]]}))
+    (sentence,) = read_sentences(tmp_path / "texts.txt", tokenizer)
+    data = read_tagged_file(tmp_path / "spans.jsonl", load_tokenizer=lambda: tokenizer)
+    assert sentence.words == data.sentences[0].words == ["@GENE$", "binds", "Ada"]
+    assert data.sentences[0].tags == ["B-gene", "O", "O"]
+
+
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def with_symbols(request) -> SentencePieceTokenizer:
     """A model trained elsewhere, with user-defined symbols."""
@@ -211,6 +271,10 @@ def with_symbols(request) -> SentencePieceTokenizer:
         minloglevel=2,
     )  # fmt: skip
     return SentencePieceTokenizer(model.getvalue())
+
+
+def test_word_offsets_keep_symbols_of_sentencepiece_whole(with_symbols) -> None:
+    assert words_of("@GENE$a, (@GENE$)", with_symbols) == ["@GENE$a", ",", "(", "@GENE$", ")"]
 
 
 SYMBOLS = st.sampled_from(["@GENE$", "@GENE$a", "ad", "@", "$", "fad", "a", "b", " ", "deca", "e"])

@@ -20,6 +20,7 @@ from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 PARTS = ("encoder", "pooler", "mlm", "nsp", "question_answering")
@@ -137,6 +138,7 @@ def test_convert_keeps_the_problem_type_of_a_glue_task(tmp_path, caplog) -> None
     ("heads", "name"),
     [
         (("pooler", "mlm", "nsp"), "BertForPreTraining"),
+        (("pooler", "nsp"), "BertForNextSentencePrediction"),
         (("pooler", "mlm"), "BertForMaskedLM"),
         (("pooler", "question_answering"), "BertForQuestionAnswering"),
         (("pooler",), "BertModel"),
@@ -148,6 +150,28 @@ def test_architecture_follows_the_heads(heads, name, tmp_path) -> None:
     assert json.loads((path / "config.json").read_text())["architectures"] == [name]
     names = safetensors.numpy.load((path / "model.safetensors").read_bytes())
     assert ("bert.embeddings.LayerNorm.weight" in names) == (name != "BertModel")
+
+
+@pytest.mark.parametrize("decoder", ["prefix", "masked_prefix"])
+@pytest.mark.parametrize("format_name", ["hf", "tf1"])
+def test_convert_rejects_heads_whose_attention_would_be_bidirectional(
+    format_name: str, decoder: str, tmp_path
+) -> None:
+    config = dataclasses.replace(CONFIG, decoder=decoder)
+    for heads in (("question_answering",), ("pooler", "mlm", "nsp")):
+        model = draw_model(config, TOKENIZER, *heads)
+        message = f"model.decoder='{decoder}': the attention of other formats is bidirectional"
+        with pytest.raises(InputError, match=message):
+            model.named_arrays(format_name)
+    assert draw_model(config, TOKENIZER, "pooler", "mlm").named_arrays(format_name)
+
+
+@pytest.mark.seconds
+def test_left_to_right_models_are_rejected_for_any_pooled_head(tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, direction="left_to_right", num_labels=2)
+    model = draw_model(config, TOKENIZER, "pooler", "nsp", "question_answering")
+    with pytest.raises(InputError, match=r"reads \[CLS\], but the head of this left-to-right"):
+        write_hf(model, tmp_path / "hf")
 
 
 @pytest.mark.seconds

@@ -1,17 +1,28 @@
 """Checkpoints of google-research/bert (TF1): reading, and what cannot be written."""
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
 
 import numpy as np
 import pytest
-from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, assert_same, draw, write_hf
+from model_files import (
+    CONFIG,
+    HIDDEN,
+    LAYERS,
+    TOKENIZER,
+    VOCAB_SIZE,
+    assert_same,
+    draw,
+    write_hf,
+)
+from random_models import draw_model
 from tf1_files import read_checkpoint, write_checkpoint
 
 from bertjax.formats import tf1
 from bertjax.formats.detection import find_format
-from bertjax.formats.loading import find_bert_config, find_tokenizer, read_model
+from bertjax.formats.loading import find_bert_config, find_labels, find_tokenizer, read_model
 from bertjax.inference.convert import convert
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
@@ -151,6 +162,19 @@ def test_tf1_write_rejects_what_it_would_compute_differently(
     with pytest.raises(ValueError, match=complaint):
         convert(path, tmp_path / "tf1", "hf", "tf1")
     assert not list(tmp_path.glob("tf1*"))
+
+
+@pytest.mark.seconds
+def test_find_labels_reads_the_labels_of_a_tf1_classifier(tmp_path) -> None:
+    config, labels = dataclasses.replace(CONFIG, num_labels=3), ("pos", "neg", "odd")
+    drawn = draw_model(config, TOKENIZER, "pooler", "sequence_classification")
+    (tmp_path / "named").mkdir()
+    tf1.write(dataclasses.replace(drawn, labels=labels), tmp_path / "named")
+    assert find_labels(tmp_path / "named") == labels
+    assert find_labels(tmp_path / "named" / "bert_model.ckpt") == labels
+    (tmp_path / "plain").mkdir()
+    tf1.write(draw("pooler"), tmp_path / "plain")
+    assert find_labels(tmp_path / "plain") == ()
 
 
 @pytest.mark.slow

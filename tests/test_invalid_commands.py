@@ -178,7 +178,8 @@ def test_prepare_rejects_a_directory_with_several_splits(tmp_path, refused, text
     for split in ("train", "validation"):
         shutil.copy(text, tmp_path / "data" / f"{split}-00000-of-00001.txt")
     error = refused(*prepare(tmp_path / "data", vocab, tmp_path / "corpus"))
-    assert f"such as --input '{tmp_path}/data/train*', or '{tmp_path}/data/**' for all." in error
+    assert f"such as --input '{tmp_path}/data/train*'; for both, also" in error
+    assert f"'{tmp_path}/data/validation*'." in error
 
 
 def test_prepare_rejects_unsuitable_vocabularies(

@@ -52,6 +52,26 @@ def test_a_published_model_has_a_card_without_a_run(tmp_path) -> None:
     assert "AutoModelForQuestionAnswering.from_pretrained" in card
 
 
+def test_card_of_an_nsp_head_alone_names_its_class(tmp_path) -> None:
+    card = model_card(draw_model(CONFIG, None, "pooler", "nsp"), epath.Path(tmp_path), {})
+    assert "pipeline_tag: next-sentence-prediction" in card
+    assert "AutoModelForNextSentencePrediction.from_pretrained" in card
+
+
+@pytest.mark.parametrize("decoder", ["prefix", "masked_prefix"])
+def test_card_of_a_generation_model_states_its_attention(decoder: str, tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, decoder=decoder)
+    path = epath.Path(tmp_path)
+    card, encoder_card = (
+        model_card(draw_model(config, None, *heads), path, {}) for heads in (("mlm",), ())
+    )
+    assert "library_name: bertjax\npipeline_tag: text-generation" in card
+    assert 'bertjax.load("DIRECTORY")' in card and "from transformers" not in card
+    for text in (card, encoder_card):
+        assert f"`decoder={decoder}`: a token of type 0 attends to all tokens of type 0." in text
+    assert "from transformers import AutoModel," in encoder_card
+
+
 def test_a_run_and_its_scores_are_told(tmp_path) -> None:
     model, scores = draw_model(CONFIG, None, "question_answering"), {"f1": 61.5, "total": 10570}
     path = checkpoint(tmp_path, 50)

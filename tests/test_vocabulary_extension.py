@@ -10,15 +10,18 @@ import re
 import numpy as np
 import pytest
 from conftest import SYLLABLES, sample_text, sample_vocabulary
+from etils import epath
 from model_files import CONFIG, write_hf
 from random_models import draw_model
 from tokenizers import Tokenizer
 
 from bertjax.cli.main import main
-from bertjax.formats.loading import read_model
+from bertjax.formats.detection import find_format
+from bertjax.formats.loading import read_embedding_model, read_model
 from bertjax.formats.model_card import escape_markdown
-from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.convert import convert
+from bertjax.formats.sentence_transformers import find_pooling_config, write_modules
+from bertjax.formats.tensors import NumpyModel, PoolingConfig
+from bertjax.inference.convert import _Source, _write, convert
 from bertjax.inference.model import Model
 from bertjax.inference.vocabulary_extension import extend_model, write_extended_model
 from bertjax.mesh.sharding import named_leaves
@@ -236,3 +239,53 @@ def test_extend_keeps_the_length_at_which_training_cut_texts(format_name, tmp_pa
     new = read_model(output)
     assert new.max_seq_length == 16
     assert new.tokenizer and {"abc", "cab"} <= {*new.tokenizer.tokens}
+
+
+@pytest.fixture(scope="module", params=["hf", "bertjax"])
+def embedding_model(request, tmp_path_factory) -> pathlib.Path:
+    """A directory of sentence-transformers with a linear layer, or a checkpoint of embeddings."""
+    path = tmp_path_factory.mktemp("embeddings")
+    letters = [*SPECIAL_TOKENS, *"abc", *(f"##{letter}" for letter in "abc")]
+    write_hf(draw(WordPieceTokenizer(letters, cased=False)), path / "hf")
+    random = np.random.default_rng(0)
+    projection = {"kernel": random.normal(size=(CONFIG.hidden_size, 8)), "bias": np.ones(8)}
+    projection = {name: array.astype(np.float32) for name, array in projection.items()}
+    pooling = PoolingConfig(epath.Path(path), "max", True, 16, query_prompt="a: ")
+    write_modules(epath.Path(path / "hf"), pooling, CONFIG.hidden_size, projection)
+    if request.param == "bertjax":
+        model = read_embedding_model(path / "hf", "hf")
+        _write(_Source(model, "", {}), epath.Path(path / "bertjax"), "bertjax")
+    return path / request.param
+
+
+@pytest.mark.seconds
+def test_extend_keeps_pooling_prompts_and_projection_of_embeddings(
+    embedding_model, tmp_path
+) -> None:
+    documents = [["abc cab " * 5]] * 40
+    new = tmp_path / "new"
+    write_extended_model(embedding_model, new, lambda: iter(documents), "text", num_tokens=2)
+    before, after = (find_pooling_config(path) for path in (embedding_model, new))
+    assert before and after == before._replace(model=new)
+    assert (after.pooling, after.normalize, after.max_seq_length) == ("max", True, 16)
+    assert (after.query_prompt, after.projection_size) == ("a: ", 8)
+    old_embeddings, embeddings = (Model(path).encode(["a b"]) for path in (embedding_model, new))
+    assert embeddings.shape == (1, 8) and np.array_equal(embeddings, old_embeddings)
+    assert "SentenceTransformer" in (new / "README.md").read_text()
+
+
+@pytest.mark.seconds
+def test_commands_print_the_pooling_that_they_do_not_keep(
+    embedding_model, tmp_path, capsys
+) -> None:
+    names = ("pooling=max", "normalize", "projection_size=8", "query_prompt='a: '")
+    commands = {tmp_path / "program": ["export", "--to", "stablehlo", "--checkpoint"]}
+    if find_format(embedding_model) == "hf":
+        commands[tmp_path / "own"] = ["convert", "--to", "bertjax"]
+    for output, command in commands.items():
+        options = ["--output"] if command[0] == "export" else []
+        assert main([*command, str(embedding_model), *options, str(output)]) == 0
+        assert capsys.readouterr().out.endswith(
+            f"{output} has no pooling configuration: give `bertjax embed` {embedding_model}. "
+            f"Not kept: {', '.join(names)}.\n"
+        )

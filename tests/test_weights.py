@@ -5,18 +5,23 @@ import functools
 import json
 import pathlib
 import random
+import sys
+import types
 from collections.abc import Callable
+from typing import NamedTuple
 
 import model_files
 import numpy as np
 import pytest
 import safetensors.numpy
+from etils import epath
 from model_files import CONFIG, TOKENIZER, assert_same, write_hf
 from random_models import draw_model
 
 from bertjax.formats.detection import find_format
 from bertjax.formats.huggingface import read
 from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.weights import read_files
 from data_pipelines import log
 from data_pipelines.errors import InputError
 
@@ -90,6 +95,33 @@ def test_read_names_arrays_of_another_kind(tmp_path) -> None:
     message = r"lacks bert\.\S+ \S+ \S+ and .. more and has layer_0, layer_1, layer_2 and 2 more"
     with pytest.raises(InputError, match=message):
         read(path)
+
+
+def test_write_keeps_the_values_of_strided_arrays(tmp_path) -> None:
+    model = model_files.draw("pooler")
+    for table in ("word", "type", "position"):
+        array = model.params["encoder"]["embeddings"][table]
+        model.params["encoder"]["embeddings"][table] = np.repeat(array, 2, axis=1)[:, ::2]
+    assert_same(read(write_hf(model, tmp_path / "hf")), draw("pooler"))
+
+
+def test_read_of_torch_tensors_that_are_views_is_contiguous(tmp_path, monkeypatch) -> None:
+    class Tensor(NamedTuple):
+        array: np.ndarray
+
+        def float(self) -> "Tensor":
+            return self
+
+        def numpy(self) -> np.ndarray:
+            return self.array
+
+    path = write_hf(draw("pooler"), tmp_path / "hf")
+    tensors = {name: Tensor(np.asfortranarray(array)) for name, array in load(path).items()}
+    torch = types.SimpleNamespace(Tensor=Tensor, load=lambda *args, **options: tensors)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    (path / WEIGHTS).rename(path / "pytorch_model.bin")
+    assert all(array.flags.c_contiguous for array in read_files(epath.Path(path)).values())
+    assert_same(read(path), draw("pooler"))
 
 
 @pytest.mark.seconds

@@ -4,7 +4,7 @@ import argparse
 import os
 import tempfile
 
-from bertjax.cli.files import add_task, check_directory
+from bertjax.cli.files import add_task, check_directory, report_lost_pooling
 from data_pipelines.errors import InputError
 from data_pipelines.hub import is_hub, parse_hub_path
 
@@ -95,10 +95,9 @@ def run(args: argparse.Namespace) -> None:
 def _convert(args: argparse.Namespace) -> None:
     """Convert the model SRC to DST, and print what it is."""
     from bertjax.checkpointing.lookup import read_checkpoint
-    from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
-    from data_pipelines.hub import create_repository, model_path, upload
+    from data_pipelines.hub import create_repository, upload
 
     format_name = args.format_name
     deleted, keeps_card = list[str](), False
@@ -116,11 +115,8 @@ def _convert(args: argparse.Namespace) -> None:
         print(f"{args.target}: deleted, of an earlier model: {', '.join(deleted)}.")
     if keeps_card:
         print(f"{args.target}: its README.md is kept. For a new card, delete it and convert again.")
-    if (model_path(args.source) / MODULES_FILE).exists():
-        print(
-            f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
-            "--pooling and --normalize. Prompts and do_lower_case are not converted either."
-        )
+    if format_name != "bertjax" or args.to == "tf1" or args.right_to_left:
+        report_lost_pooling(args.source, args.target)
     exports = format_name == "bertjax" and args.to != format_name
     calibration = read_checkpoint(args.source, read_calibration) if exports else {}
     if calibration and not model.inference:

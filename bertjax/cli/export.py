@@ -2,7 +2,12 @@
 
 import argparse
 
-from bertjax.cli.files import add_checkpoint, check_directory, check_output
+from bertjax.cli.files import (
+    add_checkpoint,
+    check_directory,
+    check_output,
+    report_lost_pooling,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 from data_pipelines.paths import check_file
@@ -86,3 +91,5 @@ def run(args: argparse.Namespace) -> None:
         arrays = (f"{spec.name} [{', '.join(map(str, spec.shape))}]" for spec in specs)
         print(f"{name}: {', '.join(arrays)}")
     print(f"{args.output}: exported to {args.to}.")
+    if args.to != "onnx":
+        report_lost_pooling(args.checkpoint, args.output)

@@ -178,6 +178,22 @@ def _refuse_checkpoint(directory: "epath.Path") -> None:
         raise InputError(f"{directory}: is a checkpoint. Name another directory.")
 
 
+def report_lost_pooling(source: str, target: str) -> None:
+    """Print the settings of embeddings that a conversion or an export left out, if there are any.
+
+    Args:
+      source: model directory, checkpoint or workdir.
+      target: directory or file without them.
+    """
+    from bertjax.formats.loading import describe_pooling
+
+    if settings := describe_pooling(source):
+        print(
+            f"{target} has no pooling configuration: give `bertjax embed` {source}. Not kept: "
+            f"{settings}."
+        )
+
+
 def as_json(content: object, indent: int | None = None) -> str:
     """Return JSON in which lone surrogates, which UTF-8 cannot hold, are escaped.
 

@@ -142,7 +142,7 @@ def _extend(args: argparse.Namespace) -> None:
         f"{after.tokens / after.words:.3f} after ({1 - after.tokens / before.tokens:.1%} fewer). "
         f"[UNK]: {before.unknown:,} words before, {after.unknown:,} after."
     )
-    if (model_path(args.extend) / MODULES_FILE).exists():
+    if not extension.model.pooling and (model_path(args.extend) / MODULES_FILE).exists():
         print(
             f"{args.output} has no pooling configuration: give `bertjax embed` --pooling and "
             "--normalize."

@@ -19,6 +19,7 @@ from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.formats.weights import read_weights
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.heads import HEADS
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.log import warn_once
@@ -271,16 +272,17 @@ def write(model: NumpyModel, path: epath.Path) -> None:
     Raises:
       InputError: Hugging Face's class would compute something else.
     """
-    head = model.head
-    if head and head.pooled and model.config.direction == "left_to_right":
+    heads = [HEADS[module] for module in model.params if module in HEADS]
+    pooled = next((head for head in heads if head.pooled), None)
+    if pooled and model.config.direction == "left_to_right":
         raise InputError(
-            f"{head.architecture}: reads [CLS], but the head of this left-to-right model reads the "
-            "last token. Keep the model in bertjax's format."
+            f"{pooled.architecture}: reads [CLS], but the head of this left-to-right model reads "
+            "the last token. Keep the model in bertjax's format."
         )
     arrays = model.named_arrays("hf")
     if model.config.has_cross_attention:
         arrays = encoder_decoder.file_names(arrays)
-    elif head is None:  # the only class without the prefix
+    elif not heads:  # the only class without the prefix
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     atomic_write_bytes(path / WEIGHTS, save_safetensors(arrays, {"format": "pt"}))
     write_config(model, path)

@@ -93,7 +93,8 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
     path, format_name = model_path(path), find_format(path)
     if format_name == "bertjax":
         return read_unverified_checkpoint(path, read_labels)
-    config_dict = huggingface.read_config_dict(path) if format_name == "hf" else {}
+    read = huggingface.read_config_dict if format_name == "hf" else tf1.read_config_dict
+    config_dict = read(path)
     return huggingface.read_labels(config_dict, path) if huggingface.has_labels(config_dict) else ()
 
 
@@ -147,6 +148,24 @@ def with_pooling(model: NumpyModel, path: epath.PathLike) -> NumpyModel:
         with contextlib.suppress(InputError):  # a pooling that bertjax lacks
             pooling = find_pooling_config(path)
     return dataclasses.replace(model, pooling=pooling)
+
+
+def describe_pooling(path: epath.PathLike) -> str:
+    """Return the settings of embeddings beside an encoder, such as "pooling=mean, normalize".
+
+    The text is "" for a model of another kind.
+    """
+    try:
+        pooling = find_pooling_config(path)
+    except InputError:  # a module that bertjax lacks
+        return "its modules after the encoder"
+    if pooling is None:
+        return ""
+    names = ["normalize", "projection_size", "do_lower_case"]
+    names += ["prompt", "query_prompt", "document_prompt"]
+    values = {name: value for name in names if (value := getattr(pooling, name))}
+    parts = (name if value is True else f"{name}={value!r}" for name, value in values.items())
+    return ", ".join([f"pooling={pooling.pooling}", *parts])
 
 
 def _read_bertjax(path: epath.Path) -> NumpyModel:

@@ -8,8 +8,8 @@ from typing import Any
 from etils import epath
 
 from bertjax.config.loading import read_run_record
-from bertjax.formats.sentence_transformers import checkpoint_pooling_config
 from bertjax.formats.tensors import NumpyModel
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
 from data_pipelines.schedules import parse_schedule
 from data_pipelines.schema import check_schema, read_json_object
@@ -75,7 +75,15 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         f'model = {auto_class}.from_pretrained("DIRECTORY")',
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
     ]
-    if checkpoint_pooling_config(source):
+    if model.head and config.mask_kind == "prefix":
+        library = "bertjax"
+        lines_of_code = [
+            "import bertjax",
+            "",
+            'model = bertjax.load("DIRECTORY")',
+            'print(model.generate("a text"))',
+        ]
+    if model.pooling:
         library, pipeline_tag = "sentence-transformers", "sentence-similarity"
         lines_of_code = [
             "from sentence_transformers import SentenceTransformer",
@@ -102,11 +110,24 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         *lines_of_code,
         "```",
         "",
+        *_mask_lines(config),
         *unread,
         *_training_section(source, scores),
         *_history_section(model, has_run=(source / "run.json").exists()),
     ]
     return "\n".join(lines)
+
+
+def _mask_lines(config: BertConfig) -> list[str]:
+    """Return lines on an attention mask that no class of transformers has; none for others."""
+    if config.mask_kind != "prefix":
+        return []
+    return [
+        f"`decoder={config.decoder}`: a token of type 0 attends to all tokens of type 0. A token "
+        "of type 1 also attends to itself and to earlier tokens of type 1. Classes of transformers "
+        "read the parameters, but attend to all tokens.",
+        "",
+    ]
 
 
 def _unread_arrays(model: NumpyModel) -> list[str]:

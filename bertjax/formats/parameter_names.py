@@ -68,8 +68,12 @@ class ParameterMapping:
         return self.hf if format_name == "hf" else self.tf1
 
     def convert_layout(self, array: np.ndarray, format_name: str) -> np.ndarray:
-        """Return the array in the layout of a format, or convert it back from there."""
-        return np.ascontiguousarray(array.T) if format_name in self.transposed_formats else array
+        """Return the array in the layout of a format, or convert it back from there.
+
+        It is contiguous: safetensors writes the memory of an array and ignores its strides.
+        """
+        is_transposed = format_name in self.transposed_formats
+        return np.ascontiguousarray(array.T if is_transposed else array)
 
 
 def parameter_mappings(

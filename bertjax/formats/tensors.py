@@ -18,6 +18,13 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
+# `BertForPreTraining` has an MLM head, too.
+_NSP_HEAD = dataclasses.replace(
+    HEADS["nsp"],
+    architecture="BertForNextSentencePrediction",
+    pipeline_tag="next-sentence-prediction",
+    auto_class="AutoModelForNextSentencePrediction",
+)
 # By decoder, or by mask of the attention. The MLM head predicts the next token in a decoder or a
 # left-to-right encoder. No class of `transformers` has the mask "prefix".
 _MLM_HEADS = {
@@ -82,7 +89,8 @@ class NumpyModel:
       problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
       max_seq_length: tokens of a text, special ones included, at which training cut it; None if
         unknown.
-      pooling: how an encoder of sentence-transformers embeds texts; None for another model.
+      pooling: how an encoder of sentence-transformers, or of a run of embeddings, embeds texts;
+        None for another model.
       history: what made the parameters, as far as it is known: a line for each run and each change,
         the oldest first.
       inference: settings of its run that change answers; None if unknown.
@@ -108,9 +116,10 @@ class NumpyModel:
     @property
     def head(self) -> Head | None:
         """The head whose class an export names, the last registered one; None without heads."""
-        head = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
-        is_mlm = head == HEADS["mlm"]
-        return _MLM_HEADS[self.config.decoder or self.config.mask_kind] if is_mlm else head
+        name = next((name for name in reversed(HEADS) if name in self.params), "")
+        if name == "mlm":
+            return _MLM_HEADS[self.config.decoder or self.config.mask_kind]
+        return _NSP_HEAD if name == "nsp" and "mlm" not in self.params else HEADS.get(name)
 
     @property
     def labeled_head(self) -> str | None:
@@ -132,6 +141,14 @@ class NumpyModel:
                 f"model.{name}={getattr(self.config, name)!r}: only the bertjax format supports "
                 "it. Keep the model in that format."
             )
+        if self.config.mask_kind == "prefix":
+            for module in self.params:
+                if module in HEADS and module != "mlm":
+                    raise InputError(
+                        f"model.decoder={self.config.decoder!r}: the attention of other formats is "
+                        f"bidirectional, and the {HEADS[module].display_name} reads it. Keep the "
+                        "model in the bertjax format."
+                    )
         arrays: dict[str, np.ndarray] = {}
         for mapping in parameter_mappings(self.config.num_hidden_layers, self.params):
             name = mapping.name(format_name)

@@ -68,7 +68,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(tokenizer.model)
     scores = {piece.piece: piece.score for piece in proto.pieces}
-    symbols = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
+    symbols = [tokenizer.tokens[i] for i in tokenizer.user_defined_ids]
     is_bpe = proto.trainer_spec.model_type == proto.trainer_spec.BPE
     if is_bpe:
         index = {token: i for i, token in enumerate(tokenizer.tokens)}

@@ -169,7 +169,7 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
         if isinstance(tensors.get(key), Mapping):
             tensors = tensors[key]
     return {
-        name: tensor.float().numpy()
+        name: np.ascontiguousarray(tensor.float().numpy())  # a tensor may be a view
         for name, tensor in tensors.items()
         if isinstance(tensor, torch.Tensor)
     }

@@ -14,11 +14,8 @@ from bertjax.config.loading import MODEL_FIELDS, read_run_record
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
-from bertjax.formats.sentence_transformers import (
-    checkpoint_pooling_config,
-    write_modules,
-)
-from bertjax.formats.tensors import NumpyModel, PoolingConfig
+from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.trained_model import read_published_model, read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
@@ -104,15 +101,11 @@ def join_encoders(models: Mapping[epath.PathLike, NumpyModel]) -> NumpyModel:
 
 
 class _Source(NamedTuple):
-    """A model, its card if it becomes one of Hugging Face, and the metadata of a checkpoint.
-
-    `pooling` is that of trained embeddings.
-    """
+    """A model, its card if it becomes one of Hugging Face, and the metadata of a checkpoint."""
 
     model: NumpyModel
     card: str
     metadata: Mapping[str, bytes]
-    pooling: PoolingConfig | None = None
 
 
 def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
@@ -121,7 +114,7 @@ def _read(format_name: str, target_format: str, path: epath.Path) -> _Source:
     files = metadata_files(path) if is_checkpoint else []
     metadata = {file.name: file.read_bytes() for file in files}
     card = model_card(model, path, _read_eval_scores(path)) if target_format == "hf" else ""
-    return _Source(model, card, metadata, checkpoint_pooling_config(path))
+    return _Source(model, card, metadata)
 
 
 def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
@@ -136,11 +129,20 @@ def _write(source: _Source, draft: epath.Path, format_name: str) -> None:
             )
         tf1.write(model, draft)
     else:
-        huggingface.write(model, draft)
-        if source.pooling:
-            projection = model.params.get(PROJECTION)
-            write_modules(draft, source.pooling, model.config.output_size, projection)
-        atomic_write_text(draft / "README.md", source.card)
+        write_huggingface(model, draft, source.card)
+
+
+def write_huggingface(model: NumpyModel, path: epath.Path, card: str) -> None:
+    """Write a directory of Hugging Face with its card, and of sentence-transformers if it pools.
+
+    Raises:
+      InputError: see `bertjax.formats.huggingface.write`.
+    """
+    huggingface.write(model, path)
+    if model.pooling:
+        projection = model.params.get(PROJECTION)
+        write_modules(path, model.pooling, model.config.output_size, projection)
+    atomic_write_text(path / "README.md", card)
 
 
 def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:

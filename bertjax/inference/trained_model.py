@@ -6,6 +6,7 @@ from etils import epath
 
 from bertjax.config.loading import read_config, read_config_dict
 from bertjax.formats.loading import read_model
+from bertjax.formats.sentence_transformers import checkpoint_pooling_config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
 from bertjax.tasks.inference_settings import make_settings
@@ -17,7 +18,8 @@ from data_pipelines.errors import InputError
 def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
     """Return the model of a checkpoint, with what its task and its run add.
 
-    That is the heads, the text length, the history and the settings for `bertjax_inference`.
+    That is the heads, the text length, the pooling, the history and the settings for
+    `bertjax_inference`.
 
     Raises:
       InputError: the checkpoint is damaged; see `bertjax.formats.loading.read_model`.
@@ -34,8 +36,13 @@ def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
     else:
         length = task.max_text_length(config)
         settings = make_settings(task, config, calibration)
-    history = read_history(checkpoint)
-    return dataclasses.replace(model, max_seq_length=length, history=history, inference=settings)
+    return dataclasses.replace(
+        model,
+        max_seq_length=length,
+        pooling=checkpoint_pooling_config(checkpoint),
+        history=read_history(checkpoint),
+        inference=settings,
+    )
 
 
 def read_published_model(directory: epath.PathLike, format_name: str | None = None) -> NumpyModel:

@@ -11,17 +11,18 @@ import numpy as np
 from etils import epath
 
 from bertjax.checkpointing.lookup import read_checkpoint
-from bertjax.formats import huggingface
 from bertjax.formats.detection import find_format
+from bertjax.formats.loading import read_embedding_model
 from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
-from bertjax.inference.trained_model import read_published_model, read_trained_model
+from bertjax.inference.convert import write_huggingface
+from bertjax.inference.trained_model import read_trained_model
 from bertjax.mesh.sharding import map_named, named_leaves
 from bertjax.model.bert import param_shapes
+from bertjax.tasks import registry
 from bertjax.workdir.draft import new_directory
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
-from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.counting import count_words, sample_documents, wordpiece_splitters
 from data_pipelines.vocabulary.extension import (
     TokenCounts,
@@ -67,6 +68,8 @@ def write_extended_model(
 ) -> Extension:
     """Write a model with a larger vocabulary as a directory of Hugging Face.
 
+    A model of embeddings keeps its pooling, as a directory of sentence-transformers.
+
     The tokens are chosen on 90% of the documents. Both vocabularies are compared on the others.
 
     Args:
@@ -99,8 +102,7 @@ def write_extended_model(
             f"{after.tokens / after.words:.3f} after"
         )
         extended = dataclasses.replace(extended, history=(*model.history, change))
-        huggingface.write(extended, draft)
-        atomic_write_text(draft / "README.md", model_card(extended, draft, {}))
+        write_huggingface(extended, draft, model_card(extended, draft, {}))
     return Extension(extended, tokens, ids, len(tokenizer.tokens), before, after)
 
 
@@ -123,12 +125,13 @@ def extend_model(
     extended, ids = extend_tokenizer(tokenizer, tokens)
     size = max(config.vocab_size, len(extended.tokens))
     larger = dataclasses.replace(config, vocab_size=config.vocab_size + 1)
+    # The projection of embeddings has no shape there: its size is no field of the model.
     larger_shapes = dict(named_leaves(param_shapes(larger)))
     replaced = replaced_ids(tokenizer, tokens)
     random = np.random.default_rng(0)
 
     def extend(name: str, array: np.ndarray) -> np.ndarray:
-        if larger_shapes[name].shape == array.shape:
+        if name not in larger_shapes or larger_shapes[name].shape == array.shape:
             return array
         rows = np.zeros((size, *array.shape[1:]), array.dtype)
         rows[: len(array)] = array
@@ -151,10 +154,11 @@ def _read_wordpiece_model(source: epath.Path) -> NumpyModel:
     Raises:
       InputError: it is another model.
     """
-    if find_format(source) == "bertjax":
+    if (format_name := find_format(source)) == "bertjax":
         model = read_checkpoint(source, read_trained_model)
     else:
-        model = read_published_model(source)
+        registry.register_heads()
+        model = registry.with_applied_settings(read_embedding_model(source, format_name))
     model.named_arrays("hf")  # fails before the text is read
     if model.tokenizer is None:
         raise InputError(f"{source}: has no vocabulary. Add vocab.txt.")

@@ -1,7 +1,7 @@
 """The directory in which a corpus is prepared, `OUTPUT.partial`, locked by one process at a time.
 
 It holds the stage, whose files become the corpus in one rename, and the spool, which is deleted
-afterwards. A preparation that is killed leaves the spool or the corpus, and in its last moment both.
+afterwards. A preparation that is killed leaves the spool or the corpus, or in the last moment both.
 """
 
 import contextlib

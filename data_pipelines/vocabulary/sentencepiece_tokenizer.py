@@ -1,5 +1,6 @@
 """SentencePiece models with the interface of `Tokenizer`."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -77,6 +78,27 @@ class SentencePieceTokenizer:
         for start, end in encoding["offsets"]:  # including the white space before a word
             offsets.append((end - len(text[start:end].lstrip()), end))
         return encoding["ids"], offsets
+
+    def find_added_tokens(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each user-defined symbol; see `Tokenizer`.
+
+        Symbols of one character are left out. They are often marks such as "-", which separate no
+        words, and nothing splits them.
+        """
+        symbols = {i for i in self.user_defined_ids if len(self.tokens[i]) > 1}
+        if not symbols:
+            return []
+        pairs = zip(*self.encode_with_offsets(text), strict=True)
+        return [span for token_id, span in pairs if token_id in symbols]
+
+    @functools.cached_property
+    def user_defined_ids(self) -> list[int]:
+        """Ids of the user-defined symbols, ascending."""
+        from sentencepiece import sentencepiece_model_pb2  # imports protobuf
+
+        proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+        proto.ParseFromString(self.model)
+        return [i for i, token in enumerate(proto.pieces) if token.type == token.USER_DEFINED]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return readable text; special tokens appear by name."""

@@ -81,6 +81,9 @@ class Tokenizer(Protocol):
         Starts never decrease. Tokens share characters where one character became several tokens.
         """
 
+    def find_added_tokens(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters [start, end) of each added token in a raw text, ascending."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return readable text; special tokens appear by name."""
 
@@ -128,7 +131,7 @@ def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokeni
         if path.suffix == ".model":
             return _load_sentencepiece(read_bytes(path, VOCABULARY_FIX), cased)
         stored = _read_stored(path, config, is_directory)
-        return _load_wordpiece(path, stored, cased, is_directory)
+        return _load_wordpiece(path, stored, cased)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -159,17 +162,22 @@ def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -
         if not number.isdecimal():
             raise InputError(f"added token {number!r}: no id. Download {CONFIG_FILE} again.")
         added_tokens[int(number)] = AddedToken.from_settings(token)
-    names = _read_object(path.parent / _ADDED_TOKENS_FILE, {str: int}) if is_directory else {}
+    known = {name: value for name, value in config.items() if value is not None}
+    names: dict[str, int] = {}
+    if is_directory:
+        names = _read_object(path.parent / _ADDED_TOKENS_FILE, {str: int})
+        if "added_tokens_decoder" not in known:  # older files: this one takes precedence
+            known |= _read_object(path.parent / _SPECIAL_TOKENS_FILE, _TOKENS_SCHEMA)
+    additional = _additional_tokens(known)
     for name, id_ in names.items():
         if id_ not in added_tokens or added_tokens[id_].content != name:
-            added_tokens[id_] = AddedToken(name)
+            added_tokens[id_] = AddedToken(name, normalized=name not in additional)
     tokens = stored.tokens if is_json else parse_vocab(read_bytes(path, VOCABULARY_FIX))
     if not is_json and stored.tokens and not _same_ids(tokens, stored.tokens):
         warn_once(
             (str(path), JSON_FILE),
             f"{path}: {JSON_FILE} beside it holds another vocabulary, which is not read.",
         )
-    known = {name: value for name, value in config.items() if value is not None}
     return StoredWordPiece(tokens, stored.config | known, added_tokens)
 
 
@@ -180,16 +188,9 @@ def _same_ids(tokens: list[str], others: list[str]) -> bool:
 
 
 def _special_tokens(
-    path: epath.Path, config: Mapping[str, Any], tokens: Sequence[str], is_directory: bool
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of the special tokens, of additional ones, and of those without a use here.
-
-    Additional tokens are those that a user adds for texts.
-    """
-    if (
-        is_directory and "added_tokens_decoder" not in config
-    ):  # older files: this one takes precedence
-        config = {**config, **_read_object(path.parent / _SPECIAL_TOKENS_FILE, _TOKENS_SCHEMA)}
+    path: epath.Path, config: Mapping[str, Any], tokens: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the names of the special tokens, and of those without a use here."""
     special = []
     for setting, default in SPECIAL_TOKENS_MAP.items():
         name = _token_name(config.get(setting)) or default
@@ -200,12 +201,17 @@ def _special_tokens(
             )
             name = default
         special.append(name)
-    additional = []
+    unused = [_token_name(config.get(name)) for name in ("bos_token", "eos_token")]
+    return special, [*filter(None, unused)]
+
+
+def _additional_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tokens that a user adds for texts as special ones."""
+    additional: list[str] = []
     for setting in ("additional_special_tokens", "extra_special_tokens"):
         more = config.get(setting) or []
         additional += [*map(_token_name, more.values() if isinstance(more, dict) else more)]
-    unused = [_token_name(config.get(name)) for name in ("bos_token", "eos_token")]
-    return special, [*filter(None, additional)], [*filter(None, unused)]
+    return [*filter(None, additional)]
 
 
 def _token_name(value: Any) -> str:
@@ -214,7 +220,7 @@ def _token_name(value: Any) -> str:
 
 
 def _load_wordpiece(
-    path: epath.Path, stored: StoredWordPiece, cased: bool | None, is_directory: bool
+    path: epath.Path, stored: StoredWordPiece, cased: bool | None
 ) -> WordPieceTokenizer:
     tokens, config, added_tokens = stored
     if lines := describe_unreachable_lines(tokens):
@@ -222,7 +228,8 @@ def _load_wordpiece(
             (str(path), "lines"), f"{path}: {lines}. All tokens keep their ids. Leave it as it is."
         )
     tokens = _with_added_tokens(path, tokens, added_tokens)
-    special, additional, unused = _special_tokens(path, config, tokens, is_directory)
+    special, unused = _special_tokens(path, config, tokens)
+    additional = _additional_tokens(config)
     unknown = {name for name in additional if name not in tokens}
     added = {name: AddedToken(name, normalized=False) for name in additional if name in tokens}
     added |= {token.content: token for _, token in sorted(added_tokens.items())}

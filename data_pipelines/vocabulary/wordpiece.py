@@ -176,6 +176,10 @@ class WordPieceTokenizer:
             last = end
         return [*parts, text[last:]]
 
+    def find_added_tokens(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each added token; see `Tokenizer`."""
+        return [(start, end) for start, end, _ in self._finder.find(text)]
+
     def _encode_part(self, text: str) -> list[int]:
         if text.isascii() and text.isalnum():  # a single word
             return self._longest_matches(text if self.cased else text.lower())

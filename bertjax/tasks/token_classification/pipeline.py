@@ -31,6 +31,7 @@ from data_pipelines.finetuning.token_classification.sentences import (
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 from data_pipelines.vocabulary.basic_tokenization import is_blank
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 class ParsedWords(NamedTuple):
@@ -93,7 +94,7 @@ class TokenClassificationPipeline(Pipeline[Context]):
 
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterator[HostBatch], Context]:
         """Return packed batches of the words."""
-        parsed = [_parse_input(*item) for item in inputs]
+        parsed = [_parse_input(*item, self.tokenizer) for item in inputs]
         # Each input is a document, so that no context comes from another input.
         sentences = [
             dataclasses.replace(words.sentence, document=number)
@@ -140,12 +141,13 @@ class TokenClassificationPipeline(Pipeline[Context]):
         ]
 
 
-def read_sentences(path: epath.PathLike) -> list[TaggedSentence]:
+def read_sentences(path: epath.PathLike, tokenizer: Tokenizer) -> list[TaggedSentence]:
     """Return the sentences of a file without their tags, each a document of its own.
 
     Args:
       path: lines of text or JSON objects with "text" or "words", a table with such a column, or
         words in the columns of a CoNLL file.
+      tokenizer: the model's tokenizer, whose added tokens are words of a text.
 
     Raises:
       InputError: the file is missing or empty, or a row has no words.
@@ -157,7 +159,7 @@ def read_sentences(path: epath.PathLike) -> list[TaggedSentence]:
     else:
         inputs = TokenClassificationPipeline.parse_lines(read_lines(path), str(path))
     try:
-        sentences = [_parse_input(*item).sentence for item in inputs]
+        sentences = [_parse_input(*item, tokenizer).sentence for item in inputs]
     except InputError as error:
         if str(error).startswith(str(path)):
             raise
@@ -167,14 +169,14 @@ def read_sentences(path: epath.PathLike) -> list[TaggedSentence]:
     return [dataclasses.replace(item, document=i) for i, item in enumerate(sentences)]
 
 
-def _parse_input(location: str, content: Content) -> ParsedWords:
+def _parse_input(location: str, content: Content, tokenizer: Tokenizer) -> ParsedWords:
     if not isinstance(content, str) and "text" not in content:
         (sentence,) = sentences_from_rows([TableRow(location, dict(content))])
         return ParsedWords(None, dataclasses.replace(sentence, tags=None), [])
     text = content if isinstance(content, str) else content["text"]
     if not isinstance(text, str) or is_blank(text):
         raise InputError(f'{location}: "text" is {text!r}. Write some text, or a list "words".')
-    offsets = list(word_offsets(text))
+    offsets = list(word_offsets(text, tokenizer))
     words = [text[start:end] for start, end in offsets]
     return ParsedWords(text, TaggedSentence(words, None, [location] * len(words)), offsets)
 

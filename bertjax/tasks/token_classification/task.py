@@ -1,5 +1,6 @@
 """Token classification, such as named entity recognition (BERT paper, section 5.3)."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from bertjax.tasks.finetuning_data import (
     TFDS_SPLITS,
     find_tables,
     has_training_table,
+    load_task_tokenizer,
     resolve_labels,
 )
 from bertjax.tasks.pipeline import HostBatch
@@ -85,13 +87,14 @@ class TokenClassificationTask(FinetuningTask):
             rows = sentences_from_rows(read_tfds_table(source, tfds_split), columns)
             return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
         tables = find_tables(config, split, TAGGED_SUFFIXES)
-        return [(name, read_tagged_file(path, fix_tags, columns)) for name, path in tables]
+        load = functools.partial(load_task_tokenizer, config)
+        return [(name, read_tagged_file(path, fix_tags, columns, load)) for name, path in tables]
 
     @staticmethod
     def read_unlabeled(config: Config) -> TokenClassificationDataset:
         """Return the sentences of `distill.unlabeled`; their tags are not read."""
         path = config.distill.unlabeled
-        return TokenClassificationDataset(path, read_sentences(path))
+        return TokenClassificationDataset(path, read_sentences(path, load_task_tokenizer(config)))
 
     @staticmethod
     def texts_of(data: TokenClassificationDataset) -> list[str]:

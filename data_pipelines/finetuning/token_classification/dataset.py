@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from etils import epath
 
@@ -37,6 +37,7 @@ from data_pipelines.finetuning.token_classification.spans import sentences_from_
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("data_pipelines")
 
@@ -62,7 +63,10 @@ class TokenClassificationDataset:
 
 
 def read_tagged_file(
-    path: epath.PathLike, fix_tags: bool = False, columns: ColumnNames = ANY_COLUMNS
+    path: epath.PathLike,
+    fix_tags: bool = False,
+    columns: ColumnNames = ANY_COLUMNS,
+    load_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> TokenClassificationDataset:
     """Read a file of tagged sentences.
 
@@ -73,6 +77,8 @@ def read_tagged_file(
       fix_tags: accept tags that violate the scheme, as conlleval does, with a warning. An I that
         continues no entity begins one. Of overlapping spans the longest one counts.
       columns: columns of the words and the tags.
+      load_tokenizer: returns the tokenizer, whose added tokens are words of a text with spans. It
+        is called for such texts alone.
 
     Raises:
       InputError: the file has another format, a word has no tag, or tags violate the scheme.
@@ -88,7 +94,7 @@ def read_tagged_file(
     if rows is None:
         sentences = parse_conll(str(path), lines, columns)
     elif not is_sentence_row(rows[0], columns):
-        sentences = sentences_from_spans(str(path), rows, columns, fix_tags)
+        sentences = sentences_from_spans(str(path), rows, columns, fix_tags, load_tokenizer)
     if sentences is None:
         sentences = sentences_from_rows(rows or (), columns, tag_names)
     return make_tagged_dataset(str(path), sentences, fix_tags)

@@ -1,19 +1,39 @@
 """Words of running text."""
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
+
+from data_pipelines.vocabulary.basic_tokenization import is_blank
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
 
 
-def word_offsets(text: str) -> Iterator[tuple[int, int]]:
+def word_offsets(text: str, tokenizer: Tokenizer | None = None) -> Iterator[tuple[int, int]]:
     """Yield first and last character of each word of running text.
 
     Words are separated by spaces. Each punctuation mark at either end of a word, and each
     ideograph, is a word.
+
+    Args:
+      text: the text.
+      tokenizer: tokenizer whose added tokens are words, unless they are blank; None for none.
     """
+    added = tokenizer.find_added_tokens(text) if tokenizer else []
+    added = [(start, end) for start, end in added if not is_blank(text[start:end])]
+    ends = [0, *(end for _, end in added)]
+    for begin, word in itertools.zip_longest(ends, added):
+        limit = word[0] if word else len(text)
+        yield from ((begin + start, begin + end) for start, end in _split(text[begin:limit]))
+        if word:
+            yield word
+
+
+def _split(text: str) -> Iterator[tuple[int, int]]:
+    """Yield first and last character of each word of a text without added tokens."""
     for run in _UNSPACED.finditer(text):
         # An accent, a vowel sign or a joiner belongs to the character before it.
         starts = [

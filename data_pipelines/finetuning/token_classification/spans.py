@@ -3,7 +3,7 @@
 import bisect
 import collections
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from data_pipelines.errors import InputError
@@ -20,6 +20,7 @@ from data_pipelines.finetuning.token_classification.span_layouts import (
     has_spans,
     parse_spans,
 )
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("data_pipelines")
 
@@ -37,7 +38,11 @@ class SpanRow(NamedTuple):
 
 
 def sentences_from_spans(
-    name: str, rows: Sequence[TableRow], columns: ColumnNames, fix_tags: bool
+    name: str,
+    rows: Sequence[TableRow],
+    columns: ColumnNames,
+    fix_tags: bool,
+    load_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> list[TaggedSentence] | None:
     """Return texts as sentences of words, tagged from their spans; None if no row has spans.
 
@@ -48,6 +53,7 @@ def sentences_from_spans(
       rows: a text and its spans in each.
       columns: columns of the texts and the spans.
       fix_tags: keep the longest of overlapping spans; accept any number of spans that cut words.
+      load_tokenizer: returns the tokenizer, whose added tokens are words; None for none.
 
     Raises:
       InputError: a span is not one, spans overlap, or offsets do not fit the texts.
@@ -67,9 +73,10 @@ def sentences_from_spans(
     read = _without_offset_errors(name, read)
     counts: collections.Counter[str] = collections.Counter()
     sentences: list[TaggedSentence] = []
+    tokenizer = load_tokenizer() if load_tokenizer else None
     example = ""
     for location, text, spans in read:
-        offsets = list(word_offsets(text))
+        offsets = list(word_offsets(text, tokenizer))
         if not offsets:
             raise InputError(f"{location}: no words. Write some or delete the row.")
         kept = _without_overlaps(location, spans, fix_tags, counts)
