@@ -6,25 +6,28 @@ environment variables HF_ENDPOINT, HF_TOKEN and HF_HOME are read by it.
 
 import contextlib
 import functools
+import glob
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import as_path
+from data_pipelines.paths import as_path, member_path
+from data_pipelines.schema import read_json_value
 
 if TYPE_CHECKING:
     from etils import epath
 
 HUB = "hf://"
+_PATTERNS = ("*.json", "*.txt", "*.model")
 # Weights of one kind only: a repository often has them in three.
-_PATTERNS = (
-    *("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors"),
-    "*_Dense/model.safetensors",  # of sentence-transformers
-)
-_TORCH_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
+_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
+_TORCH_WEIGHTS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
+# Modules of sentence-transformers, which lie in folders of any name.
+_MODULES_FILE, _MODULES_SCHEMA = "modules.json", [{"type": str, "path": str}]
+_MODULES_FIX, _WITHOUT_WEIGHTS = "Use another model.", ("Pooling", "Normalize")
 # Files that programs load instead of the new model's, or with them: weights of all kinds, exports
 # and tokenizer files. Those in folders belong to other models, but for exports.
 _REPLACED_FILES = re.compile(
@@ -83,12 +86,35 @@ def _download(path: str, commit: str | None) -> str:
     repo_id, revision = parse_hub_path(path)
     if commit:
         path, revision = f"{HUB}{repo_id}@{commit}", commit
+
+    def download(names: Iterable[str], folders: Iterable[str] = ("",)) -> str:
+        prefixes = [f"{glob.escape(folder)}/" if folder else "" for folder in folders]
+        patterns = [f"{prefix}{name}" for prefix in prefixes for name in names]
+        return snapshot_download(repo_id, revision=revision, allow_patterns=patterns)
+
     with _errors(path, "Download the model elsewhere, with `hf download`, and name its directory."):
-        directory = snapshot_download(repo_id, revision=revision, allow_patterns=[*_PATTERNS])
-        if not any(name.endswith(".safetensors") for name in os.listdir(directory)):
-            patterns = [*_PATTERNS, *_TORCH_PATTERNS]
-            directory = snapshot_download(repo_id, revision=revision, allow_patterns=patterns)
+        directory = download([*_PATTERNS, *_WEIGHTS])
+        if folders := _find_module_folders(as_path(directory)):
+            download(_WEIGHTS, folders)
+        paths = {folder: pathlib.Path(directory, folder) for folder in ("", *folders)}
+        if lacking := [name for name, path in paths.items() if not [*path.glob("*.safetensors")]]:
+            download(_TORCH_WEIGHTS, lacking)
     return directory
+
+
+def _find_module_folders(directory: "epath.Path") -> list[str]:
+    """Return the folders of the modules of sentence-transformers that have weights.
+
+    Raises:
+      InputError: modules.json is damaged, or names a folder elsewhere.
+    """
+    path = directory / _MODULES_FILE
+    modules = read_json_value(path, _MODULES_SCHEMA, _MODULES_FIX) if path.exists() else []
+    kinds = {module["path"]: module["type"].rpartition(".")[2] for module in modules}
+    folders = [name for name, kind in kinds.items() if name and kind not in _WITHOUT_WEIGHTS]
+    for folder in folders:
+        member_path(directory, folder, path)
+    return folders
 
 
 def create_repository(path: "epath.PathLike") -> None:

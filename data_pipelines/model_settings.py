@@ -199,7 +199,13 @@ _SENTENCE_BERT = {
 _SENTENCE_TRANSFORMERS = {
     **_settings("honored", "prompts default_prompt_name"),
     "truncate_dim": _rejected("Give the model without it, and cut the embeddings."),
-    "model_type": _rejected("Give a model of type SentenceTransformer.", "SentenceTransformer"),
+    "model_type": _rejected(
+        "Give a model of type SentenceTransformer or CrossEncoder.",
+        *("SentenceTransformer", "CrossEncoder"),
+    ),
+    "activation_fn": _warned(
+        "a number is returned without this function.", "torch.nn.modules.linear.Identity"
+    ),
     "similarity_fn_name": _warned("similarities are cosines.", "cosine"),
     **_settings("irrelevant", "__version__"),
 }

@@ -14,12 +14,13 @@ from run_outputs import answers_of
 from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
 from bertjax.cli.main import main
 from bertjax.formats.detection import find_format
-from bertjax.formats.huggingface import read_max_length
 from bertjax.formats.loading import read_model, read_run_config
 from bertjax.formats.parameter_names import parameter_mappings
+from bertjax.formats.tokenizer_json import read_max_length
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
+from bertjax.tasks.registry import infer_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -241,6 +242,50 @@ def test_convert_keeps_the_length_at_which_texts_are_cut(parts, fields, expected
     config = read_run_config(tmp_path / "own")
     assert config["max_seq_length"] == expected[0]
     assert config["data"].items() >= (expected[1] or {}).items()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("stated", [None, 500])
+@pytest.mark.parametrize(
+    ("parts", "fields", "expected"),
+    [
+        (("pooler", "mlm", "nsp"), {}, {}),
+        (("mlm",), {"decoder": "prefix"}, {}),
+        (("question_answering",), {}, {"max_seq_length": 384}),
+        (("answer_spans",), {}, {"max_seq_length": 384}),
+        (("pooler", "multiple_choice"), {}, {}),
+        (("pooler",), {}, {}),
+    ],
+    ids=str,
+)
+def test_convert_back_gives_the_length_of_the_source_or_all_positions(
+    parts, fields, expected, stated, tmp_path
+) -> None:
+    config = dataclasses.replace(CONFIG, max_position_embeddings=512, **fields)
+    path = write_hf(draw_model(config, TOKENIZER, *parts), tmp_path / "hf")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["model_max_length"] = stated or 10**30  # as transformers writes it for none
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    convert(path, tmp_path / "own", "hf", "bertjax")
+    convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
+    assert read_max_length(tmp_path / "again") == (stated or 512)
+    found = read_run_config(tmp_path / "own")
+    assert found.items() >= expected.items()
+    assert found == infer_config(read_model(tmp_path / "again")).to_dict() | {"mesh": {}}
+
+
+@pytest.mark.seconds
+def test_predict_cuts_no_text_of_a_model_of_unknown_length(tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, max_position_embeddings=512)
+    choice = write_hf(draw_model(config, TOKENIZER, "pooler", "multiple_choice"), tmp_path / "mc")
+    masked = write_hf(draw_model(config, TOKENIZER, "mlm"), tmp_path / "mlm")
+    for path in (choice, masked):
+        (path / "tokenizer_config.json").unlink()
+    text = "a " * 200
+    (answer,) = answers_of(masked, [f"{text}[MASK]"])
+    assert len(answer["masks"]) == 1
+    (answer,) = answers_of(choice, [json.dumps({"context": text, "choices": ["b", "c"]})])
+    assert "truncated" not in answer
 
 
 @pytest.mark.seconds

@@ -319,10 +319,13 @@ def test_convert_writes_to_a_private_repository(server, tmp_path, monkeypatch, c
 def test_folders_of_sentence_transformers_are_written_and_read(server, tmp_path) -> None:
     (tmp_path / "token").write_text(server.token)
     source = tmp_path / "source"
+    folders = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    modules = [{"path": path, "type": f"models.{kind}"} for path, kind in folders.items()]
     contents = {
         name: name.encode()
         for name in ("config.json", "1_Pooling/config.json", "2_Dense/model.safetensors")
     }
+    contents["modules.json"] = json.dumps(modules).encode()
     for name, content in contents.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
@@ -332,6 +335,20 @@ def test_folders_of_sentence_transformers_are_written_and_read(server, tmp_path)
     server.files["lab/pooled"]["model.safetensors"] = b"weights"
     opened = hub.model_path("hf://lab/pooled")
     assert {name: (opened / name).read_bytes() for name in contents} == contents
+
+
+@pytest.mark.seconds
+def test_weights_of_each_module_of_sentence_transformers_are_downloaded(server) -> None:
+    folders = {"0_BERT": "Transformer", "1_Pooling": "Pooling", "2_Dense_1024": "Dense"}
+    modules = [{"path": path, "type": f"models.{kind}"} for path, kind in folders.items()]
+    wanted = ("0_BERT/model.safetensors", "2_Dense_1024/pytorch_model.bin")
+    unwanted = ("0_BERT/pytorch_model.bin", "3_Dense/model.safetensors", "1_Pooling/tf_model.h5")
+    contents = {name: name.encode() for name in (*wanted, *unwanted)}
+    contents["modules.json"] = json.dumps(modules).encode()
+    server.files["lab/pooled"] = contents
+    opened = pathlib.Path(hub.model_path("hf://lab/pooled"))
+    files = {str(file.relative_to(opened)) for file in opened.rglob("*") if file.is_file()}
+    assert files == {"modules.json", *wanted}
 
 
 @pytest.mark.seconds

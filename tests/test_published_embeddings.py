@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from etils import epath
+from random_models import draw_model
 from test_embeddings import MODEL, embed_alone
 
+import bertjax
 from bertjax.cli import embed
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
@@ -18,6 +20,7 @@ from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference import feature_extraction as module
 from bertjax.inference.feature_extraction import Embedder
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 
 
@@ -30,6 +33,7 @@ def model(tmp_path_factory) -> pathlib.Path:
 
 def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
     """A directory of sentence-transformers."""
+    path.mkdir(exist_ok=True)
     huggingface.write(MODEL, path)
     modules = [
         {
@@ -41,7 +45,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
     ]
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
-    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling").mkdir(exist_ok=True)
     (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return path
 
@@ -102,7 +106,7 @@ def test_find_embedding_options_warns_once_of_the_prompts_of_a_run(
     tmp_path, monkeypatch, caplog
 ) -> None:
     config = PoolingConfig(epath.Path(tmp_path), "mean", True, 16, document_prompt="options: ")
-    monkeypatch.setattr(module, "find_pooling_config", lambda directory: config)
+    monkeypatch.setattr(module, "find_pooling_config", lambda *_: config)
     for _ in range(2):
         assert not module.find_embedding_options(tmp_path)[1].prompt
     (warning,) = (message for message in caplog.messages if "prompt" in message)
@@ -164,6 +168,54 @@ def test_embed_projects_by_dense_of_sentence_transformers(has_bias: bool, tmp_pa
     (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match="Use a model whose Dense has none, Identity"):
         module.find_embedding_options(path)
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("has_default_prompt", [False, True])
+def test_given_pooling_replaces_one_that_is_not_supported(has_default_prompt, tmp_path) -> None:
+    kinds = ["Transformer", "Pooling"] + ["LayerNorm"] * (not has_default_prompt)
+    path = publish(tmp_path, *kinds, pooling_mode_mean_tokens=True, include_prompt=False)
+    settings = {"prompts": {"query": "ki "}, "default_prompt_name": "query"}
+    file = path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings if has_default_prompt else {}))
+    prompt = "ki " if has_default_prompt else ""
+    expected = embed_alone(f"{prompt}ba do")[0].max(axis=0)
+    with pytest.raises(InputError, match="Give the encoder a pooling, by `embed --pooling`"):
+        module.find_embedding_options(path)
+    model, options = module.find_embedding_options(path, pooling="max")
+    assert options.max_seq_length == 16
+    found = Embedder(model, options).encode(["ba do"]).embeddings[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    opened = bertjax.load(path)
+    np.testing.assert_allclose(opened.encode("ba do", pooling="max"), expected, atol=1e-5)
+    with pytest.raises(InputError, match="Give the encoder a pooling"):
+        opened.encode("ba do")
+    assert module.find_embedding_options(path, level="token")[1].level == "token"
+
+
+@pytest.mark.seconds
+def test_embed_of_an_unstated_length_reads_all_positions(tmp_path) -> None:
+    config = dataclasses.replace(MODEL.config, max_position_embeddings=1024)
+    long = draw_model(config, MODEL.tokenizer)
+    (tmp_path / "plain").mkdir()
+    huggingface.write(long, tmp_path / "plain")
+    path = publish(tmp_path / "pooled", "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    huggingface.write(long, path)
+    (path / "tokenizer_config.json").unlink()
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+    for directory in (tmp_path / "plain", path):
+        embedder = Embedder(*module.find_embedding_options(directory))
+        assert embedder.options.max_seq_length == 1024
+        encoded = embedder.encode(["ba " * 1022, "ba " * 1023])
+        assert encoded.num_truncated == 1
+        assert np.abs(encoded.embeddings[0] - embedder.encode(["ba " * 510]).embeddings).max() > 0
+
+
+def test_model_opens_without_the_weights_of_a_projection_that_is_not_used(tmp_path) -> None:
+    """Only a pooling that is used has a projection."""
+    path = publish(tmp_path, "Transformer", "Pooling", "Dense", "LayerNorm")
+    (path / "2_Dense").mkdir()
+    assert PretrainedModel(path).parts == ("encoder",)
 
 
 def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:

@@ -11,7 +11,9 @@ import pytest
 import safetensors.numpy
 from model_files import CONFIG, TOKENIZER, assert_same, draw, write_hf
 from random_models import draw_model
+from run_outputs import answers_of
 
+import bertjax
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.formats import huggingface
 from bertjax.formats.detection import find_format
@@ -38,6 +40,47 @@ def test_read_accepts_older_names_and_missing_prefixes(tmp_path) -> None:
 
     rename(path, old)
     assert_same(read_model(path), draw("pooler", "mlm", "nsp"))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("function", ["linear.Identity", "activation.Sigmoid"])
+def test_cross_encoder_opens_as_a_classifier(function: str, tmp_path, caplog) -> None:
+    """The files are those of sentence-transformers 5.7."""
+    tokenizer = WordPieceTokenizer([*TOKENIZER.tokens], cased=True)
+    config = dataclasses.replace(CONFIG, num_labels=1)
+    path = write_hf(
+        draw_model(config, tokenizer, "pooler", "sequence_classification"), tmp_path / "hf"
+    )
+    written = json.loads((path / "config.json").read_text())
+    for name in ("problem_type", "sentence_transformers", "sbert_ce_default_activation_function"):
+        written.pop(name, None)
+    contents = {
+        "config.json": written,
+        "modules.json": [{"path": "", "type": "base.modules.transformer.Transformer"}],
+        "sentence_bert_config.json": {
+            "transformer_task": "sequence-classification",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+            "module_output_name": "scores",
+        },
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder",
+            "activation_fn": f"torch.nn.modules.{function}",
+            "default_prompt_name": "task",
+            "prompts": {"task": "rank: "},
+        },
+    }
+    for name, content in contents.items():
+        (path / name).write_text(json.dumps(content))
+    model = bertjax.load(path)
+    answer = model.classify({"text": "a b", "text_pair": "c"})
+    assert answer.keys() == {"text", "text_pair", "score"}
+    (line,) = answers_of(path, ['{"text": "a b", "text_pair": "c"}'])
+    assert line["score"] == pytest.approx(answer["score"])
+    assert "sigmoid" not in caplog.text
+    is_applied = "has activation_fn='torch.nn.modules.activation.Sigmoid': a number is returned"
+    assert (is_applied in caplog.text) == (function == "activation.Sigmoid")
+    assert "has default_prompt_name='task': no text gets a prompt." in caplog.text
+    assert model.encode("a b").shape == (CONFIG.hidden_size,)
 
 
 @pytest.mark.seconds

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +10,18 @@ import toy_embeddings
 import toy_tasks
 from etils import epath
 from processes import run
+from random_models import draw_model
 from toy_retrieval import DOCUMENTS, write_beir
 
 import bertjax
+from bertjax.config.config import Config
+from bertjax.formats import huggingface
+from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.tensors import PoolingConfig
+from bertjax.inference import reranking
 from bertjax.inference.convert import convert
 from bertjax.inference.reranking import rerank, search_documents
+from bertjax.model.bert_config import BertConfig
 from bertjax.tasks.embeddings.retrieval.evaluation import RUN_FILE
 from bertjax.tasks.embeddings.retrieval.metrics import ranking_metrics
 from bertjax.training.setup import make_trainer
@@ -191,3 +199,23 @@ def test_command_searches_reranks_and_writes_scores(reranker, folder, tmp_path) 
         failed = run(*words, *option, "--output", tmp_path / "other")
         assert failed.returncode == 2 and problem in failed.stderr, failed.stderr
         assert failed.stderr.count("\n") == 1 and not (tmp_path / "other").exists()
+
+
+def test_search_documents_reads_all_positions_of_a_model_of_unknown_length(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    config = BertConfig(128, 1, 64, 1, max_position_embeddings=256)
+    path = epath.Path(tmp_path)
+    huggingface.write(draw_model(config, toy_tasks.TOKENIZER), path)
+    write_modules(path, PoolingConfig(path, "mean", True, None), 64)
+    (tmp_path / "tokenizer_config.json").unlink()
+    lengths = []
+
+    def evaluate(config: Config, _: object) -> SimpleNamespace:
+        lengths.append(config.max_seq_length)
+        return SimpleNamespace(files={RUN_FILE: (folder / "first.trec").read_text()})
+
+    monkeypatch.setattr(reranking, "evaluate", evaluate)
+    data = read_retrieval_dataset(epath.Path(folder / "beir"), "test")
+    search_documents(tmp_path, data, "test", TOP_K)
+    assert lengths == [256]

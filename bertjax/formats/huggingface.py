@@ -15,8 +15,13 @@ from safetensors.numpy import save as save_safetensors
 from bertjax.formats import encoder_decoder
 from bertjax.formats.detection import BERT_CONFIG_FILE, WEIGHTS
 from bertjax.formats.inference_settings import KEY, parse_settings
+from bertjax.formats.sentence_transformers import names_activation
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
-from bertjax.formats.tokenizer_json import to_tokenizer_json
+from bertjax.formats.tokenizer_json import (
+    read_max_length,
+    to_tokenizer_json,
+    write_max_length,
+)
 from bertjax.formats.weights import read_weights
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
@@ -26,11 +31,9 @@ from data_pipelines.log import warn_once
 from data_pipelines.model_settings import check_settings
 from data_pipelines.paths import atomic_write_bytes, atomic_write_text
 from data_pipelines.schema import check_schema, read_json_object
-from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import (
     TOKENIZER_FILES,
     load_tokenizer,
-    read_tokenizer_config,
 )
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
@@ -176,6 +179,7 @@ def finish_model(
     if config.label_counts:
         return dataclasses.replace(model, labels=read_labels(config_dict, path))
     count = int(model.params[head]["bias"].shape[0])
+    has_activation = names_activation(path, config_dict)
     problem = config_dict.get("problem_type")
     if problem is not None and problem not in PROBLEM_TYPES:
         raise InputError(
@@ -184,11 +188,11 @@ def finish_model(
     if problem is None:
         regression = count == 1 and head == "sequence_classification"
         problem = "regression" if regression else "single_label_classification"
-        if regression and not _names_activation(config_dict):
+        if regression and not has_activation:
             warn_once(
                 (str(path), "sigmoid"),
                 f"{path}: a number is returned. Transformers' pipeline and CrossEncoder apply a "
-                "sigmoid to it: config.json has neither problem_type nor an activation function.",
+                "sigmoid to it: the directory has no problem_type and no activation function.",
             )
     if problem == "regression" and count != 1:
         raise InputError(
@@ -202,12 +206,6 @@ def finish_model(
         )
     config = dataclasses.replace(config, num_labels=count)
     return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
-
-
-def _names_activation(config_dict: Mapping[str, Any]) -> bool:
-    settings = config_dict.get("sentence_transformers")
-    is_named = isinstance(settings, Mapping) and "activation_fn" in settings
-    return is_named or "sbert_ce_default_activation_function" in config_dict
 
 
 def has_labels(config_dict: Mapping[str, Any]) -> bool:
@@ -294,9 +292,7 @@ def write_config(model: NumpyModel, path: epath.Path) -> None:
     if model.tokenizer is not None:
         model.tokenizer.save(path)
         atomic_write_text(path / JSON_FILE, to_tokenizer_json(model.tokenizer))
-        file = path / CONFIG_FILE
-        settings = json.loads(file.read_text()) | {"model_max_length": model.max_text_length}
-        atomic_write_text(file, json.dumps(settings, indent=2) + "\n")
+        write_max_length(path, model.max_text_length)
 
 
 def to_config_dict(model: NumpyModel) -> dict[str, Any]:
@@ -385,12 +381,3 @@ def read_config_dict(path: epath.Path) -> dict[str, Any]:
     """Return the content of config.json, or bert_config.json as early converters named it."""
     is_early = not (path / CONFIG_NAME).exists() and (path / BERT_CONFIG_FILE).exists()
     return read_json_object(path / (BERT_CONFIG_FILE if is_early else CONFIG_NAME), SCHEMA, FIX)
-
-
-def read_max_length(path: epath.Path) -> int | None:
-    """Return `model_max_length` of tokenizer_config.json; None without one."""
-    config_dict = read_tokenizer_config(path)
-    length = config_dict.get("model_max_length", config_dict.get("max_len"))
-    if isinstance(length, int | float) and 0 < length < 1 << 31:  # 1e30 stands for none
-        return int(length)
-    return None

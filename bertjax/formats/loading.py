@@ -21,7 +21,7 @@ from bertjax.formats.sentence_transformers import (
     lower_cases_texts,
     read_projection,
 )
-from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.tensors import NumpyModel, PoolingConfig
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
@@ -135,19 +135,24 @@ def read_embedding_model(path: epath.PathLike, format_name: str) -> NumpyModel:
     Raises:
       InputError: see `read_model` and `read_projection`.
     """
-    model, projection = read_model(path, format_name), read_projection(path)
-    if projection is not None:
+    model = read_model(path, format_name)
+    pooling = _find_known_pooling(path)
+    if pooling and pooling.projection_size and (projection := read_projection(path)):
         model = dataclasses.replace(model, params={**model.params, PROJECTION: projection})
     return with_pooling(model, path)
 
 
 def with_pooling(model: NumpyModel, path: epath.PathLike) -> NumpyModel:
     """Return a model with the pooling that its directory states, if it is an encoder alone."""
-    pooling = None
-    if not any(part in HEADS for part in model.params):
-        with contextlib.suppress(InputError):  # a pooling that bertjax lacks
-            pooling = find_pooling_config(path)
-    return dataclasses.replace(model, pooling=pooling)
+    has_head = any(part in HEADS for part in model.params)
+    return dataclasses.replace(model, pooling=None if has_head else _find_known_pooling(path))
+
+
+def _find_known_pooling(path: epath.PathLike) -> PoolingConfig | None:
+    """Return the pooling that a directory states; None without one, or if bertjax lacks it."""
+    with contextlib.suppress(InputError):
+        return find_pooling_config(path)
+    return None
 
 
 def describe_pooling(path: epath.PathLike) -> str:

@@ -1,7 +1,8 @@
 """Model directories of sentence-transformers: a model, its pooling and a linear layer after it."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from etils import epath
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.checkpointing.lookup import has_checkpoint, read_unverified_checkpoint
 from bertjax.config.loading import read_config_dict
-from bertjax.formats.detection import WEIGHTS
-from bertjax.formats.huggingface import read_max_length
+from bertjax.formats.detection import TORCH_WEIGHTS, WEIGHTS
 from bertjax.formats.tensors import PoolingConfig
+from bertjax.formats.tokenizer_json import read_max_length
 from bertjax.formats.weights import read_files
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
@@ -23,13 +24,18 @@ from data_pipelines.paths import atomic_write_bytes, atomic_write_text, member_p
 from data_pipelines.schema import check_schema, read_json_object, read_json_value
 
 MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
-_PROMPTS_FILE = "config_sentence_transformers.json"
+_SETTINGS_FILE = "config_sentence_transformers.json"
 # The first that exists is read, whatever the encoder.
 _SENTENCE_CONFIG_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _FIX = "Download it again."
+_POOLING_FIX = (
+    "Give the encoder a pooling, by `embed --pooling`, `encode(pooling=...)` or `data.pooling` of "
+    "`train`, or give another model."
+)
+_log = logging.getLogger("bertjax")
 _MODULES_SCHEMA = [{"type": str, "path": str}]
 _POOLING_SCHEMA = {"pooling_mode?": str, "include_prompt?": bool}
 _TRAINED_TASK = "embeddings"
@@ -52,6 +58,8 @@ _SETTINGS_SCHEMA = {
     "do_lower_case?": bool,
     "prompts?": {str: (str, None)},
     "default_prompt_name?": str,
+    "model_type?": str,
+    "activation_fn?": str,
 }
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -62,10 +70,26 @@ _POOLING_MODES = {
 _OPTIONAL: list[list[str]] = [[], ["Dense"], ["Normalize"], ["Dense", "Normalize"]]
 
 
-def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
+def find_encoder(path: epath.PathLike) -> epath.Path:
+    """Return the directory of the encoder of a model, which is in most formats its own.
+
+    Raises:
+      InputError: modules.json is damaged.
+    """
+    path = model_path(path)
+    modules = _read_modules(path) if (path / MODULES_FILE).exists() else []
+    return modules[0][1] if modules else path
+
+
+def find_pooling_config(path: epath.PathLike, pooling: str | None = None) -> PoolingConfig | None:
     """Return the settings of a directory of sentence-transformers or of a run that trains them.
 
-    For another directory the result is None.
+    For another directory, such as that of a CrossEncoder, the result is None.
+
+    Args:
+      path: the directory.
+      pooling: pooling that the user gives. Then a pooling and modules after the encoder that
+        bertjax lacks are left out.
 
     Raises:
       InputError: bertjax lacks one of its modules, its pooling or another setting.
@@ -73,48 +97,77 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     path = model_path(path)
     if not (path / MODULES_FILE).exists():
         if (path / MANIFEST_FILE).exists() or has_checkpoint(path):
-            pooling = read_unverified_checkpoint(path, checkpoint_pooling_config)
-            return pooling and pooling._replace(model=path)
+            trained = read_unverified_checkpoint(path, checkpoint_pooling_config)
+            return trained and trained._replace(model=path)
         return None
-    kinds = _read_modules(path)
-    names = [kind for kind, _ in kinds]
+    if _is_cross_encoder(path):
+        return None
+    modules, prompts = _read_modules(path), _read_prompts(path)
+    model = find_encoder(path)
+    file = _sentence_config_file(model)
+    settings = _read_settings(file)
+    check_settings(file, settings, SENTENCE_CONFIG_FILE)
+    saved = PoolingConfig(
+        model,
+        pooling or "",
+        normalize=False,
+        max_seq_length=settings.get("max_seq_length") or read_max_length(model),
+        do_lower_case=bool(settings.get("do_lower_case")),
+        prompt=prompts[0],
+        query_prompt=prompts[1],
+        document_prompt=prompts[2],
+    )
+    try:
+        return _with_modules(saved, modules, path)
+    except InputError:
+        if not pooling:
+            raise
+    names = ", ".join(kind for kind, _ in modules[1:])
+    _log.info("%s: pooling=%s is used without the modules %s.", path, pooling, names)
+    return saved
+
+
+def _with_modules(
+    saved: PoolingConfig, modules: Sequence[tuple[str, epath.Path]], path: epath.Path
+) -> PoolingConfig:
+    """Return the settings of an encoder with those of the modules after it.
+
+    Raises:
+      InputError: bertjax lacks one of them, or a setting.
+    """
+    names = [kind for kind, _ in modules]
     if names[:2] != ["Transformer", "Pooling"] or names[2:] not in _OPTIONAL:
         raise InputError(
             f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling, "
-            "Dense and Normalize, in this order. Give the directory of the encoder, and --pooling."
+            f"Dense and Normalize, in this order. {_POOLING_FIX}"
         )
-    model, pooling = kinds[0][1], kinds[1][1]
-    projection_size = 0
+    pooling, projection_size = modules[1][1], 0
     if "Dense" in names:
-        projection_size = _read_dense_size(kinds[2][1])
-        if model != path:
+        projection_size = _read_dense_size(modules[2][1])
+        if saved.model != path:
             raise InputError(
-                f"{path}: has a module Dense, and its encoder in {model.name}. Save it with "
+                f"{path}: has a module Dense, and its encoder in {saved.model.name}. Save it with "
                 "sentence-transformers 3 or later, which writes the encoder beside modules.json."
             )
-    settings = _read_sentence_config(model)
     pooling_dict = read_json_object(pooling / "config.json", _POOLING_SCHEMA, _FIX)
     check_settings(pooling / "config.json", pooling_dict, "1_Pooling/config.json")
-    prompts = _read_prompts(path)
-    prompt, *others = prompts
-    if not pooling_dict.get("include_prompt", True) and any(others) and not prompt:
-        prompts = ("", "", "")
-        warn_once(
-            (str(path), "include_prompt"),
-            f"{pooling}: include_prompt=false is not supported: queries and documents get no "
-            "prompt.",
-        )
-    if prompt and not pooling_dict.get("include_prompt", True):
-        raise InputError(
-            f"{pooling}: has include_prompt=false, which is not supported with a default prompt. "
-            "Give --checkpoint the encoder, --pooling, and texts that begin with the prompt."
-        )
-    max_seq_length = settings.get("max_seq_length") or read_max_length(model)
-    mode = _pooling_mode(pooling_dict, path)
-    lower_case = bool(settings.get("do_lower_case"))
-    normalize = "Normalize" in names
-    return PoolingConfig(
-        model, mode, normalize, max_seq_length, lower_case, *prompts, projection_size
+    if not pooling_dict.get("include_prompt", True):
+        if saved.prompt:
+            raise InputError(
+                f"{pooling}: has include_prompt=false, which is not supported with a default "
+                f"prompt. {_POOLING_FIX}"
+            )
+        if saved.query_prompt or saved.document_prompt:
+            saved = saved._replace(query_prompt="", document_prompt="")
+            warn_once(
+                (str(path), "include_prompt"),
+                f"{pooling}: include_prompt=false is not supported: queries and documents get no "
+                "prompt.",
+            )
+    return saved._replace(
+        pooling=_pooling_mode(pooling_dict, path),
+        normalize="Normalize" in names,
+        projection_size=projection_size,
     )
 
 
@@ -132,7 +185,9 @@ def read_projection(path: epath.PathLike) -> dict[str, np.ndarray] | None:
     folders = [folder for kind, folder in _read_modules(path) if kind == "Dense"]
     if len(folders) != 1:
         return None
-    arrays = {name: array.astype(np.float32) for name, array in read_files(folders[0]).items()}
+    has_weights = any((folders[0] / name).exists() for name in (WEIGHTS, TORCH_WEIGHTS))
+    stored = read_files(folders[0]) if has_weights else {}
+    arrays = {name: array.astype(np.float32) for name, array in stored.items()}
     weight = arrays.get("linear.weight")
     if weight is None or weight.ndim != 2:
         raise InputError(f"{folders[0]}: has no matrix linear.weight. {_FIX}")
@@ -223,7 +278,7 @@ def write_modules(
             "max_seq_length": pooling.max_seq_length,
             "do_lower_case": pooling.do_lower_case,
         },
-        _PROMPTS_FILE: {"prompts": prompts, **default, "similarity_fn_name": "cosine"},
+        _SETTINGS_FILE: {"prompts": prompts, **default, "similarity_fn_name": "cosine"},
     }
     if projection is not None:
         kernel, bias = (np.asarray(projection[name]) for name in ("kernel", "bias"))
@@ -239,28 +294,59 @@ def write_modules(
         atomic_write_text(path / name, json.dumps(content, indent=2) + "\n")
 
 
+def names_activation(path: epath.Path, config_dict: Mapping[str, Any]) -> bool:
+    """Return whether a classifier names the function that CrossEncoder applies to its output.
+
+    Settings that bertjax does not apply are warned of.
+
+    Args:
+      path: directory of the classifier.
+      config_dict: its parsed config.json.
+
+    Raises:
+      InputError: its file of sentence-transformers is damaged.
+    """
+    if _is_cross_encoder(path):
+        file = path / _SETTINGS_FILE
+        settings = _read_settings(file)
+        check_settings(file, settings, _SETTINGS_FILE)
+        if (name := settings.get("default_prompt_name")) is not None:
+            warn_once(
+                (str(file), "default_prompt_name"),
+                f"{file}: has default_prompt_name={name!r}: no text gets a prompt. Write it before "
+                "the first text of a pair.",
+            )
+        if settings.get("activation_fn"):
+            return True
+    in_config = config_dict.get("sentence_transformers")
+    is_named = isinstance(in_config, Mapping) and "activation_fn" in in_config
+    return is_named or "sbert_ce_default_activation_function" in config_dict
+
+
+def _is_cross_encoder(path: epath.Path) -> bool:
+    return _read_settings(path / _SETTINGS_FILE).get("model_type") == "CrossEncoder"
+
+
 def lower_cases_texts(model: epath.Path) -> bool:
     """Return whether sentence-transformers lower-cases texts for the encoder in a directory."""
-    return bool(_read_sentence_config(model).get("do_lower_case"))
+    return bool(_read_settings(_sentence_config_file(model)).get("do_lower_case"))
 
 
-def _read_sentence_config(model: epath.Path) -> dict[str, Any]:
+def _sentence_config_file(model: epath.Path) -> epath.Path:
     files = (model / name for name in _SENTENCE_CONFIG_FILES)
-    file = next((file for file in files if file.exists()), model / SENTENCE_CONFIG_FILE)
-    return _read_settings(file, SENTENCE_CONFIG_FILE)
+    return next((file for file in files if file.exists()), model / SENTENCE_CONFIG_FILE)
 
 
-def _read_settings(path: epath.Path, file_name: str) -> dict[str, Any]:
-    """Return the checked settings of a file, {} if it does not exist."""
-    settings = read_json_object(path, _SETTINGS_SCHEMA, _FIX) if path.exists() else {}
-    check_settings(path, settings, file_name)
-    return settings
+def _read_settings(path: epath.Path) -> dict[str, Any]:
+    """Return the settings of a file, {} if it does not exist."""
+    return read_json_object(path, _SETTINGS_SCHEMA, _FIX) if path.exists() else {}
 
 
 def _read_prompts(path: epath.Path) -> tuple[str, str, str]:
     """Return the default prompt, that of queries and that of documents; "" for none."""
-    file = path / _PROMPTS_FILE
-    settings = _read_settings(file, _PROMPTS_FILE)
+    file = path / _SETTINGS_FILE
+    settings = _read_settings(file)
+    check_settings(file, settings, _SETTINGS_FILE)
     prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if name is None:
         written = {key: prompt for key, prompt in prompts.items() if prompt}
@@ -292,6 +378,6 @@ def _pooling_mode(config_dict: dict[str, Any], path: epath.Path) -> str:
     if len(modes) != 1 or modes[0] not in _POOLING_MODES:
         raise InputError(
             f"{path}: pools by {', '.join(modes) or 'nothing'}; bertjax supports one of "
-            f"{', '.join(_POOLING_MODES)}. Give --pooling, or another model."
+            f"{', '.join(_POOLING_MODES)}. {_POOLING_FIX}"
         )
     return _POOLING_MODES[modes[0]]

@@ -1,16 +1,19 @@
-"""Tokenizers as tokenizer.json, the format of Hugging Face's `tokenizers`."""
+"""Tokenizers as tokenizer.json of Hugging Face, and the length at which they cut texts."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as CompiledTokenizer
 
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.sentencepiece_tokenizer import METASPACE, SentencePieceTokenizer
-from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
-from data_pipelines.vocabulary.tokenization import Tokenizer
+from data_pipelines.vocabulary.special_tokens import CONFIG_FILE, SPECIAL_TOKENS
+from data_pipelines.vocabulary.tokenization import Tokenizer, read_tokenizer_config
 from data_pipelines.vocabulary.vocab_file import index_tokens
 from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, WordPieceTokenizer
 
@@ -104,3 +107,19 @@ def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for middle in range(1, len(token)):
             if token[:middle] in scores and token[middle:] in scores:
                 yield token[:middle], token[middle:]
+
+
+def read_max_length(path: epath.Path) -> int | None:
+    """Return `model_max_length` of tokenizer_config.json; None without one."""
+    config_dict = read_tokenizer_config(path)
+    length = config_dict.get("model_max_length", config_dict.get("max_len"))
+    if isinstance(length, int | float) and 0 < length < 1 << 31:  # 1e30 stands for none
+        return int(length)
+    return None
+
+
+def write_max_length(path: epath.Path, length: int) -> None:
+    """Write `model_max_length` to the tokenizer_config.json of a directory."""
+    file = path / CONFIG_FILE
+    settings = json.loads(file.read_text()) | {"model_max_length": length}
+    atomic_write_text(file, json.dumps(settings, indent=2) + "\n")

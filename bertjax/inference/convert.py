@@ -14,8 +14,11 @@ from bertjax.config.loading import MODEL_FIELDS, read_run_record
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
-from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.sentence_transformers import (
+    write_modules,
+)
 from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.tokenizer_json import write_max_length
 from bertjax.inference.trained_model import read_published_model, read_trained_model
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.encoders import PAIR
@@ -164,11 +167,14 @@ def _write_metadata(source: _Source, path: epath.Path) -> None:
     if source.metadata:
         return
     model = source.model
-    config = registry.infer_config(model).to_dict()
-    atomic_write_text(path / "config.json", json.dumps(config, indent=1))
+    config = registry.infer_config(model)
+    atomic_write_text(path / "config.json", json.dumps(config.to_dict(), indent=1))
     if model.labels:
         write_labels(path, model.labels)
     if calibration := registry.infer_calibration(model):
         atomic_write_text(path / CALIBRATION_FILE, json.dumps(calibration))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
+        # Windows of a passage may be shorter than the texts that the model takes.
+        if registry.find_task(config.task).max_text_length(config) != model.max_text_length:
+            write_max_length(path, model.max_text_length)

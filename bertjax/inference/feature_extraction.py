@@ -61,9 +61,11 @@ def find_embedding_options(
     and length, and the prompt and the case of texts. Elsewhere the pooling is "mean".
 
     Raises:
-      InputError: an option is invalid, or the directory has a pooling that bertjax lacks.
+      InputError: an option is invalid, or the directory has a pooling that bertjax lacks and none
+        is given.
     """
-    saved = find_pooling_config(directory)
+    # Words and tokens are not pooled.
+    saved = find_pooling_config(directory, pooling if level == "text" else "mean")
     if saved is None:
         return model_path(directory), EmbeddingOptions(
             tuple(layers), level, pooling or "mean", normalize
@@ -92,7 +94,7 @@ def find_embedding_options(
         _log.info("%s: each text begins with the prompt %r.", saved.model, saved.prompt)
     if saved.do_lower_case:
         _log.info("%s: texts are lower-cased.", saved.model)
-    length = saved.max_seq_length or EmbeddingOptions.max_seq_length
+    length = saved.max_seq_length
     options = EmbeddingOptions(tuple(layers), level, pooling or "mean", normalize, length)
     return saved.model, dataclasses.replace(
         options,
@@ -118,7 +120,8 @@ class Embedder:
 
     def __init__(self, checkpoint: epath.PathLike | AnyModel, options: EmbeddingOptions) -> None:
         self._pretrained = model = open_model(checkpoint)
-        max_seq_length = min(options.max_seq_length, model.bert_config.max_position_embeddings)
+        positions = model.bert_config.max_position_embeddings
+        max_seq_length = min(options.max_seq_length or positions, positions)
         self.options = dataclasses.replace(options, max_seq_length=max_seq_length)
         self._tokenizer = model.tokenizer or find_tokenizer(model.path)
         config = Config(model=model.bert_config, max_seq_length=max_seq_length, batch_size=1)

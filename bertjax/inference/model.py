@@ -10,6 +10,7 @@ from etils import epath
 from jax import Array
 
 from bertjax.formats.loading import find_tokenizer
+from bertjax.formats.sentence_transformers import find_encoder
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import (
     Predictor,
@@ -60,7 +61,7 @@ class Model:
 
     def __init__(self, directory: epath.PathLike) -> None:
         self._directory = directory
-        self._pretrained = model = open_model(find_embedding_options(directory)[0])
+        self._pretrained = model = open_model(find_encoder(directory))
         self.path, self.config, self.labels = model.path, model.bert_config, model.labels
         self.tokenizer = model.tokenizer or find_tokenizer(model.path)
         self.params: Any = None

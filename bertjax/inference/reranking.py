@@ -7,6 +7,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.detection import find_format
+from bertjax.formats.loading import find_bert_config
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference.predictor import Predictor
 from bertjax.tasks.embeddings.retrieval.evaluation import RUN_FILE, check_top_k
@@ -79,8 +80,8 @@ def search_documents(
         source = "embeddings"
         names = ("pooling", "normalize", "query_prompt", "document_prompt")
         fields |= {f"data.{name}": getattr(pooling, name) for name in names}
-        if pooling.max_seq_length:
-            fields["max_seq_length"] = pooling.max_seq_length
+        positions = find_bert_config(pooling.model).max_position_embeddings
+        fields["max_seq_length"] = min(pooling.max_seq_length or positions, positions)
     overrides = {
         name: repr(value) if isinstance(value, str) else value for name, value in fields.items()
     }

@@ -8,6 +8,7 @@ from bertjax.config.loading import read_config, read_config_dict
 from bertjax.formats.loading import read_model
 from bertjax.formats.sentence_transformers import checkpoint_pooling_config
 from bertjax.formats.tensors import NumpyModel
+from bertjax.formats.tokenizer_json import read_max_length
 from bertjax.tasks import registry
 from bertjax.tasks.inference_settings import make_settings
 from bertjax.workdir.model_history import read_history
@@ -36,6 +37,8 @@ def read_trained_model(checkpoint: epath.Path) -> NumpyModel:
     else:
         length = task.max_text_length(config)
         settings = make_settings(task, config, calibration)
+        if stated := read_max_length(checkpoint):  # by `convert`, of a model without a run
+            length, settings = stated, None
     return dataclasses.replace(
         model,
         max_seq_length=length,

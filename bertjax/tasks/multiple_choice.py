@@ -176,8 +176,7 @@ class MultipleChoiceTask(FinetuningTask):
         if super().config_for_model(model) is None:
             return None
         fields = {"max_seq_length": model.config.max_position_embeddings}
-        data = {"max_choice_length": model.max_text_length} if model.max_seq_length else {}
-        return {**fields, "data": data}
+        return {**fields, "data": {"max_choice_length": model.max_text_length}}
 
     @classmethod
     def max_text_length(cls, config: Config) -> int:

@@ -309,12 +309,10 @@ class PretrainingTask(Task):
         """Return the objective that the heads of a model imply."""
         if model.config.decoder or not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
-        default = min(Config.max_seq_length, model.config.max_position_embeddings)
-        max_seq_length = model.max_text_length if model.max_seq_length else default
         by_direction = {direction: objective for objective, direction in DIRECTIONS.items()}
         without_nsp = by_direction.get(model.config.direction, "mlm")
         objective = "mlm_nsp" if "nsp" in model.params else without_nsp
-        return {"max_seq_length": max_seq_length, "data": {"objective": objective}}
+        return {"max_seq_length": model.max_text_length, "data": {"objective": objective}}
 
 
 class PretrainingEvalSet:

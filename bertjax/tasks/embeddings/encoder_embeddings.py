@@ -43,7 +43,8 @@ class EmbeddingOptions:
       level: unit that gets an embedding: "text", "word" or "token".
       pooling: see `bertjax.model.pooling`; of a text's tokens.
       normalize: whether a text's embedding is scaled to length 1.
-      max_seq_length: tokens of a text; longer texts are truncated.
+      max_seq_length: tokens of a text, after which it is truncated; None for the positions of the
+        model.
       do_lower_case: whether texts are lower-cased before the tokenizer reads them.
       prompt: text before each text.
       projection_size: components that a linear layer computes of a text's pooled vector; 0 without
@@ -54,7 +55,7 @@ class EmbeddingOptions:
     level: str = "text"
     pooling: str = "mean"
     normalize: bool = False
-    max_seq_length: int = 512
+    max_seq_length: int | None = None
     do_lower_case: bool = False
     prompt: str = ""
     projection_size: int = 0
@@ -69,7 +70,7 @@ class EmbeddingOptions:
             raise InputError(
                 f"normalize=True: level={self.level} has no such option. Leave it out."
             )
-        if self.max_seq_length < 3:
+        if self.max_seq_length is not None and self.max_seq_length < 3:
             raise InputError(f"max_seq_length={self.max_seq_length}: no space for text. Raise it.")
 
 
@@ -188,7 +189,7 @@ def embed_texts(
         texts = [text.lower() for text in texts]
     level: Literal["example", "token"] = "example" if options.level == "text" else "token"
     dataset = SequenceClassificationDataset("input", [], list(texts))
-    encoded = encode_texts(dataset, tokenizer, options.max_seq_length, "head")
+    encoded = encode_texts(dataset, tokenizer, objective.config.max_seq_length, "head")
     examples = encoded.examples
     total = int(examples.lengths.sum())
     lengths = np.array([packed_sequence_length(size, total) for size in examples.lengths])
@@ -219,7 +220,7 @@ def embed_texts(
 
 def _sequence_shape(length: int, objective: EmbeddingsObjective) -> PackedShape:
     """Return the shape of a sequence of at most `length` tokens."""
-    num_tokens = min(length, objective.options.max_seq_length)
+    num_tokens = min(length, objective.config.max_seq_length)
     return PackedShape(num_tokens, max(1, num_tokens // objective.MIN_TOKENS_PER_EXAMPLE))
 
 
