@@ -21,12 +21,12 @@ from bertjax.mesh.sharding import named_leaves
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import PredictInput
 from bertjax.tasks.sequence_classification.data import read_sets
-from bertjax.tasks.token_classification.pipeline import _parse_input
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import label_names
+from data_pipelines.finetuning.token_classification.running_text import word_offsets
 
 LABELS = ("glad", "odd, or so", "sad")
 _METRICS = ("accuracy", "micro_f1", "pearson", "accuracy", "f1", "mlm_accuracy", "accuracy")
@@ -234,7 +234,7 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
     ],
 )
 def test_text_splits_into_words_in_any_script(text: str, words: str) -> None:
-    assert _parse_input("input 0", text).sentence.words == words.split("|")
+    assert [text[start:end] for start, end in word_offsets(text)] == words.split("|")
 
 
 @pytest.mark.slow
