@@ -110,7 +110,7 @@ def text_functions(directory: pathlib.Path) -> dict[str, Function]:
         "parse_list": lambda text: parse_list(f"[{text}]"),
         "encode_with_masks": lambda text: encode_with_masks(uncased, text),
         "wikitext": extract,
-        "wikitext_documents": lambda text: list(wikitext_documents(text.split("\n"))),
+        "wikitext_documents": lambda text: list(wikitext_documents("", text.split("\n"))),
         "extractor_documents": lambda text: list(
             extractor_documents("", text.split("\n"), lambda error: None)
         ),

@@ -228,7 +228,7 @@ def make_programs(args: argparse.Namespace) -> dict[str, Any]:
         make = functools.partial(make_torch_work, args.checkpoint, texts, args.cores)
     else:
         packed_work = functools.partial(make_product_work, packed=True)
-        programs = {PRODUCTS: make_product_work, PACKED_PRODUCTS: packed_work}
+        programs: dict[str, Any] = {PRODUCTS: make_product_work, PACKED_PRODUCTS: packed_work}
         make = functools.partial(programs.get(name, make_bertjax_work), args.checkpoint, texts)
     return {args.worker: make}
 
