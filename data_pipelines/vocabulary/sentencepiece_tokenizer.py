@@ -98,7 +98,8 @@ class SentencePieceTokenizer:
 
         proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
         proto.ParseFromString(self.model)
-        return [i for i, token in enumerate(proto.pieces) if token.type == token.USER_DEFINED]
+        symbols = enumerate(proto.pieces)
+        return [i for i, symbol in symbols if symbol.type == symbol.USER_DEFINED]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return readable text; special tokens appear by name."""
