@@ -85,7 +85,7 @@ def test_meet_ignores_other_programs_and_ended_processes() -> None:
 
 @pytest.mark.seconds
 def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
-    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 2.0)
     port = free_port()
     process_0 = ThreadPoolExecutor(1)
     first = process_0.submit(meet, Cluster(f"localhost:{port}", 3, 0), 60)
