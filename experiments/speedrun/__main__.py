@@ -118,13 +118,13 @@ def parse_stages(args: argparse.Namespace, flags: Sequence[str]) -> list[Stage]:
             if name in (*RULES, *EXCLUDED):
                 raise InputError(f"{item}: the rules exclude it. Leave it out.")
         fields |= {
-            # Every stage reads the text in another order.
-            **{"steps": f"{minutes:g} minutes", "seed": args.seed},
-            **{"data_seed": 1000 * args.seed + number, "model.vocab_size": VOCAB_SIZE},
-            **{"data.dir": str(args.data / "corpus"), "init": ""},
+            "steps": f"{minutes:g} minutes",
+            "seed": args.seed,
+            "data_seed": 1000 * args.seed + number,  # each stage reads in an order of its own
+            "init": str(args.output / f"stage-{number - 1}") if number else "",
+            "data.dir": str(args.data / "corpus"),
+            "model.vocab_size": VOCAB_SIZE,
         }
-        if number:
-            fields["init"] = str(args.output / f"stage-{number - 1}")
         resolved = _resolve(rest[0], fields, stages[-1].resolved if stages else None)
         stages.append(Stage(float(percent), rest[0], fields, resolved))
     if not math.isclose(sum(stage.percent for stage in stages), 100):
