@@ -235,6 +235,20 @@ def test_source_batches_have_a_sequence_for_each_source_of_a_bucket() -> None:
             assert batch["input_ids"].ravel()[tokens[:length]].tolist() == source.tolist()
 
 
+@pytest.mark.parametrize(
+    ("backend", "num_devices", "sizes"),
+    [("cpu", 1, [32] * 9), ("cpu", 8, [256, 32]), ("tpu", 2, [256, 32])],
+)
+def test_source_batches_fill_every_device(
+    monkeypatch, backend: str, num_devices: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    sources = [np.arange(4, 124, dtype=np.int32)] * 288
+    options = DecodingOptions(max_new_tokens=64)
+    batches = SourceBatches(sources, [64] * 288, 128, [options] * 288, num_devices)
+    assert [len(batch["input_ids"]) for batch in batches] == sizes
+
+
 @pytest.mark.seconds
 def test_samples_depend_on_seed_and_source_alone() -> None:
     sources = draw_sources(3, 4)

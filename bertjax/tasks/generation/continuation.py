@@ -97,7 +97,8 @@ class TextGenerationPipeline(Pipeline[Context]):
             self._max_target_tokens(item.location, len(source), item_options)
             for item, source, item_options in zip(inputs, ids, options, strict=True)
         ]
-        sources = SourceBatches(ids, limits, self.max_input_tokens, options)
+        num_devices = self.objective.batch_size_multiple
+        sources = SourceBatches(ids, limits, self.max_input_tokens, options, num_devices)
         tokenizer = self.tokenizer
         decoding = sources.decoding(len(tokenizer.tokens), tokenizer.sep_id, tokenizer.mask_id)
         return sources, Context(texts, sources, decoding, [lost for _, lost in prompts])

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from bertjax.mesh.device_mesh import max_predict_sequences
 from bertjax.model.decoder.options import SOURCE_DTYPES, Decoding, DecodingOptions
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import bucket_size
 
-# Tokens of a batch, those of all hypotheses included, so that the cache fits in memory: 0.6 GB for
-# BERT-Base in float32.
+# Tokens of a batch of a CPU device, those of all hypotheses included, so that the cache fits in
+# memory: 0.6 GB for BERT-Base in float32.
 _MAX_BATCH_TOKENS = 8192
 _MIN_SEQ_LENGTH = 16
 _TOKENS_PER_SLOT = 8  # of prediction, as in `bertjax.steps.objective.Objective.generation_shapes`
@@ -49,6 +50,7 @@ class SourceBatches:
       limits: maximal tokens of each target.
       max_length: longest sequence.
       options: options of each source, which share `program_options`.
+      num_devices: devices that share a batch.
 
     Attributes:
       order: number of each source, batch by batch.
@@ -60,6 +62,7 @@ class SourceBatches:
         limits: Sequence[int],
         max_length: int,
         options: Sequence[DecodingOptions],
+        num_devices: int = 1,
     ) -> None:
         self._ids, self._limits, self._max_length = ids, limits, max_length
         self._options, self._program = options, program_options(options[0])
@@ -69,8 +72,11 @@ class SourceBatches:
         largest = 0  # length of the last part's sequences
         for number in sorted(range(len(ids)), key=lambda i: -len(ids[i])):
             length = bucket_size(len(ids[number]), _MIN_SEQ_LENGTH, max_length)
-            size = len(self._parts[-1]) + 1 if self._parts else 0
-            if length != largest or size * (length + hypotheses) > _MAX_BATCH_TOKENS:
+            num_tokens = length + hypotheses
+            largest_size = max_predict_sequences(
+                num_tokens, num_devices, max(1, _MAX_BATCH_TOKENS // num_tokens)
+            )
+            if length != largest or len(self._parts[-1]) == largest_size:
                 self._parts.append([])
             self._parts[-1].append(number)
             largest = length
