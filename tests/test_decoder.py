@@ -237,7 +237,7 @@ def test_source_batches_have_a_sequence_for_each_source_of_a_bucket() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "num_devices", "sizes"),
-    [("cpu", 1, [32] * 9), ("cpu", 8, [256, 32]), ("tpu", 2, [256, 32])],
+    [("cpu", 1, [32] * 9), ("cpu", 8, [256, 32]), ("tpu", 2, [128, 128, 32])],
 )
 def test_source_batches_fill_every_device(
     monkeypatch, backend: str, num_devices: int, sizes: list[int]
