@@ -147,10 +147,12 @@ def test_training_options_do_not_change_the_eval_split(tmp_path, monkeypatch) ->
     commands = []
     monkeypatch.setattr(eval_split, "run_bertjax", lambda *words: commands.append(words))
     (tmp_path / "scores.json").write_text('{"mlm_loss": 1.0}')
-    assert eval_split.evaluate(tmp_path / "stage-1", tmp_path) == {"mlm_loss": 1.0}
+    assert eval_split.evaluate(tmp_path / "stage-1", tmp_path, tmp_path / "corpus") == {
+        "mlm_loss": 1.0
+    }
     flags = [word.partition("=") for word in commands[0] if word.startswith("--config.")]
     rules = {flag.removeprefix("--config."): value for flag, _, value in flags}
-    assert "data.dir" not in rules
+    assert rules.pop("data.dir") == str(tmp_path / "corpus")
     training = {
         "max_seq_length": 64,
         "packing": True,

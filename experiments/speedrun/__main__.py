@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         is_trial = True
         print(f"{descriptions[-1]['devices']}: not one GPU. This is a trial.")
     last = args.output / f"stage-{len(stages) - 1}"
-    scores = evaluate(last, args.output / "scores")
+    scores = evaluate(last, args.output / "scores", corpus)
     if not (args.output / "model").exists():
         run_bertjax("convert", "--to", "hf", str(last), str(args.output / "model"))
     record = {

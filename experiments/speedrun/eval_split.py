@@ -82,8 +82,11 @@ def check_evaluation(config: Config) -> None:
     registry.make_objective(load_config(config.to_dict(), fields, registry.data_fields()))
 
 
-def evaluate(workdir: pathlib.Path, scores: pathlib.Path) -> Mapping[str, float]:
-    """Return the scores of a run on the whole eval split."""
+def evaluate(
+    workdir: pathlib.Path, scores: pathlib.Path, corpus: pathlib.Path
+) -> Mapping[str, float]:
+    """Return the scores of a run on the whole eval split of a corpus."""
     target = ["--checkpoint", str(workdir), "--output", str(scores)]
-    run_bertjax("evaluate", *target, *override_flags(eval_fields()))
+    fields = {**eval_fields(), "data.dir": corpus}
+    run_bertjax("evaluate", *target, *override_flags(fields))
     return json.loads((scores / "scores.json").read_text())
