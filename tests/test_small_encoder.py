@@ -1,6 +1,7 @@
 """The small encoder: its stages, and the corpus of sentences beside changed copies."""
 
 import itertools
+import json
 import pathlib
 
 import numpy as np
@@ -10,8 +11,10 @@ from bertjax.config.loading import load_config
 from bertjax.tasks import registry
 from data_pipelines.corpus.shards import read_manifest, read_shard
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from experiments.small_encoder import scores
 from experiments.small_encoder.__main__ import STAGES, make_stage
 from experiments.small_encoder.pairs import draw_pairs, training_sentences
+from experiments.small_encoder.scores import TASKS
 
 SENTENCES = [" ".join(f"{letter}{i}" for i in range(10)) for letter in "abcdef"]
 
@@ -52,3 +55,22 @@ def test_sentences_are_those_of_the_training_split(corpus) -> None:
     drawn = list(training_sentences(corpus))
     assert drawn and set(drawn) <= known
     assert np.all([len(sentence.split()) >= 8 for sentence in drawn])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_encoder_at_random_has_the_shape_of_the_model(tmp_path, task: str) -> None:
+    shape = dict.fromkeys(scores.SHAPE, 512) | {"num_attention_heads": 2, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = TASKS[task]
+    fields = {**scores.SHARED, **settings.fields, **scores.model_fields("random", tmp_path, "")}
+    config = load_config(settings.config.format(data="data"), fields, registry.data_fields())
+    assert config.init == "" and config.data["vocab"] == str(tmp_path)
+    assert {name: getattr(config.model, name) for name in shape} == shape
+
+
+def test_table_has_mean_and_standard_deviation_of_the_seeds() -> None:
+    rows = {"model": {"mrpc": [0.7, 0.8]}, "random": {"mrpc": [0.5]}, "upper": {"mrpc": []}}
+    assert scores.format_table(rows) == (
+        "|  | mrpc accuracy |\n| --- | --- |\n"
+        "| model | 0.750 ± 0.071 |\n| random | 0.500 |\n| upper | failed |\n"
+    )
