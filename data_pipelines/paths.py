@@ -36,13 +36,29 @@ def as_path(path: "epath.PathLike") -> "epath.Path":
     """Return a path that a user names.
 
     Raises:
-      InputError: it is empty, which would mean the current directory, or has a NUL character.
+      InputError: it is empty, which would mean the current directory, or has a NUL character, or
+        see `check_expanded`.
     """
     from etils import epath
 
     if not os.fspath(path).strip() or "\0" in os.fspath(path):
         raise InputError(f"path={os.fspath(path)!r}: no path. Name one, . for this directory.")
+    check_expanded(path)
     return epath.Path(path)
+
+
+def check_expanded(path: "epath.PathLike") -> None:
+    """Check that a path does not have the `~` of a home directory.
+
+    A shell expands it at the start of a word, but not in `--output=~/corpus` or `data=~/corpus`.
+
+    Raises:
+      InputError: it has, and the current directory contains no file of that name.
+    """
+    name = os.fspath(path)
+    expanded = os.path.expanduser(name)
+    if expanded != name and not os.path.lexists(name.partition("/")[0]):
+        raise InputError(f"{name}: the shell has not expanded ~. Write {expanded}.")
 
 
 def member_path(directory: "epath.Path", name: str, listing: "epath.PathLike") -> "epath.Path":

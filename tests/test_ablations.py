@@ -21,8 +21,7 @@ from experiments.ablations import __main__ as ablations
 from experiments.ablations import adaptation, commands, feature_based, recipes
 from experiments.ablations.__main__ import Ablation
 from experiments.ablations.architectures import count_parameters, fit_encoders, make_table
-from experiments.ablations.results import VariantResult, describe_finding, write_results
-from experiments.ablations.tables import TABLES, TASKS, Finding, make_tables
+from experiments.ablations.tables import TABLES, TASKS, make_tables
 
 TABLE_SIZES = {"vocab_size": 8192, "max_position_embeddings": 512, "type_vocab_size": 2}
 ABLATION_TABLES = make_tables(("2-128", "4-256"), (0.1, 0.5, 1.0))
@@ -82,7 +81,7 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
     ablation = make_ablation(
         tmp_path,
         table=name,
-        task=[f"{task}=data" for task in TASKS],
+        task=[f"{task}={tmp_path}" for task in TASKS],
         pretrain=["max_seq_length=64", "model.vocab_size=8192"],
         finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
     )
@@ -137,7 +136,7 @@ def test_ways_keep_their_learning_rate_unless_one_is_given(tmp_path, monkeypatch
     monkeypatch.setattr(ablations, "run_once", lambda _, sweeps: commands.extend(sweeps))
     given = ["all.optimizer.learning_rate=2e-4", "all.steps=9", "features.steps=7"]
     ablation = make_ablation(
-        tmp_path, table=ablations.ARCHITECTURES, task=["mrpc=data"], finetune=given,
+        tmp_path, table=ablations.ARCHITECTURES, task=[f"mrpc={tmp_path}"], finetune=given,
         pretrain=["model.vocab_size=8192"],
     )  # fmt: skip
     for variant in ablation.table.variants[:2]:
@@ -305,11 +304,56 @@ def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
         ({"steps": 0}, "--steps 0: no step. Train for one or more"),
         ({"milestones": "0.5,1.5"}, r"--milestones 1.5: not in \(0, 1\]"),
         ({"milestones": "0.33333,1"}, r"--milestones 0.33333: not in \(0, 1\]. Write thousandths"),
+        (
+            {"milestones": "0.1;1"},
+            "--milestones 0.1;1: '0.1;1' is no number. Write them as 0.1,0.2",
+        ),
+        ({"milestones": "0.1,1/0"}, "--milestones 0.1,1/0: '1/0' is no number"),
     ],
 )
 def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) -> None:
     with pytest.raises(SystemExit, match=message):
         make_ablation(tmp_path, table="steps", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task": ["mrpc=/nowhere"]}, "--task mrpc=/nowhere: does not exist. Name a directory"),
+        ({"task": ["mrpc=/", "mrpc=/tmp"]}, "--task mrpc=/tmp: mrpc has a value already"),
+        ({"seeds": 0}, "--seeds 0: no run. Train with one or more"),
+        ({"output": "~/out"}, "--output ~/out: the shell has not expanded ~. Write /"),
+        (
+            {"finetune": ["mrcp.batch_size=4"]},
+            "--finetune mrcp.batch_size=4: no runs of mrcp. .* with one of all, qnli.$",
+        ),
+        ({"finetune": ["batch_size=4"]}, "--finetune batch_size=4: no runs of batch_size"),
+        ({"finetune": ["qnli.bach_size=4"]}, "bach_size=4: there is no such field. Did you mean b"),
+        ({"pretrain": ["max_seq_length=x"]}, "max_seq_length='x': is of type str. Use int"),
+        ({"table": "sizes", "sizes": "2-128,bogus"}, "model='bogus': unknown"),
+    ],
+)
+def test_ablation_rejects_arguments_of_any_run_before_the_first(tmp_path, fields, message) -> None:
+    defaults = {"table": "objectives", "output": tmp_path, "task": [f"qnli={tmp_path}"]}
+    with pytest.raises(SystemExit, match=message):
+        make_ablation(**defaults | fields)
+
+
+def test_ablation_takes_data_of_tfds_and_of_buckets(tmp_path) -> None:
+    make_ablation(tmp_path, table="masking", task=["mrpc=tfds:glue/mrpc", "qnli=gs://bucket/qnli"])
+
+
+@pytest.mark.parametrize("module", [adaptation, feature_based, recipes])
+def test_other_ablations_reject_unusable_arguments(module, monkeypatch) -> None:
+    required = ["--init", "a", "--domain", "a", "--general", "a", "--corpus", "a", "--steps", "9"]
+    required += ["--config", "data=a"]
+    for words, message in (
+        (["--output", "out", "--seeds", "0"], "--seeds 0: no run"),
+        (["--output=~/out"], "--output ~/out: the shell has not expanded ~"),
+    ):
+        monkeypatch.setattr("sys.argv", ["ablation", *required, *words])
+        with pytest.raises(SystemExit, match=message):
+            module.main()
 
 
 def test_ablation_of_few_steps_saves_every_step(tmp_path, monkeypatch) -> None:
@@ -353,47 +397,3 @@ def test_feature_based_findings_refer_to_existing_rows() -> None:
         *("embeddings", "second_to_last", "last"),
         *("sum_last_four", "concat_last_four", "sum_all"),
     }
-
-
-def rows(high: list[float], low: list[float]) -> list[VariantResult]:
-    return [
-        VariantResult(name, 9.0, {"qnli accuracy": scores}, 0)
-        for name, scores in (("a", high), ("b", low))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("high", "low", "verdict"),
-    [
-        ([0.8, 0.9], [0.5, 0.6], "+0.3000 ± 0.1000, reproduced."),
-        ([0.8, 0.9], [0.8, 0.8], "+0.0500 ± 0.0707, not reproduced."),
-        ([0.5, 0.6], [0.8, 0.9], "-0.3000 ± 0.1000, reversed."),
-        ([0.8], [0.5], "+0.3000, of one run each."),
-    ],
-)
-def test_describe_finding_compares_with_the_spread_of_seeds(high, low, verdict) -> None:
-    (sentence,) = describe_finding(Finding("a helps", 0, 1), rows(high, low))
-    assert sentence == f"a helps: qnli accuracy {verdict}"
-    assert describe_finding(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
-
-
-def test_write_results_counts_diverged_runs(tmp_path) -> None:
-    results = [
-        VariantResult("a", 9.0, {"qnli accuracy": [0.5, 0.75]}, 0),
-        VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2),
-        VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1),
-    ]
-    text = write_results(tmp_path / "x", "Caption.", results, [Finding("a helps", 0, 1)])
-    lines = text.splitlines()
-    assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
-    assert "- a helps: qnli accuracy is missing for one row." in lines
-
-
-def test_write_results_lists_every_score(tmp_path) -> None:
-    results = rows([0.25, 0.75], [0.5, 0.5])
-    text = write_results(tmp_path / "x", "Caption.", results, [Finding("a helps", 0, 1)])
-    assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()
-    content = json.loads((tmp_path / "x.json").read_text())
-    assert content["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}
-    lines = itertools.chain(text.splitlines(), (tmp_path / "x.html").read_text().splitlines())
-    assert sum("not reproduced" in line for line in lines) == 2

@@ -234,6 +234,10 @@ def test_prepare_rejects_unsuitable_vocabularies(
         ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text: empty. Write a text"),
         (
+            ["predict", "--checkpoint", "x", "--field", "text=a", "--field", "text=b"],
+            "--field=text=b: text has a value already. Give each key once",
+        ),
+        (
             ["predict", "--checkpoint", "x", "--input", "a.txt", "--output", "./a.txt"],
             "--output=./a.txt: is the input, which would be lost. Name another",
         ),

@@ -50,6 +50,16 @@ def test_repeated_options_add_up() -> None:
     assert parse(["predict", "--checkpoint", "x", "--text", "a", "--text", "b"]).text == ["a", "b"]
 
 
+def test_numbers_are_limited_by_what_they_count(capsys) -> None:
+    parse = _parser().parse_args
+    args = parse(["serve", "--checkpoint", "x", "--max-body-bytes", str(1 << 31)])
+    assert args.max_body_bytes == 1 << 31
+    for option, value in (("max-body-bytes", (1 << 31) + 1), ("max-inputs", 10_000_001)):
+        with pytest.raises(SystemExit):
+            parse(["serve", "--checkpoint", "x", f"--{option}", str(value)])
+        assert f"argument --{option}: {value} is above {value - 1:,}" in capsys.readouterr().err
+
+
 def test_subcommands_are_listed_in_order() -> None:
     expected = [
         "vocab",

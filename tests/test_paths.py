@@ -129,6 +129,18 @@ def test_empty_paths_are_rejected(path: str) -> None:
             check(path)
 
 
+def test_paths_have_no_unexpanded_home_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = os.path.expanduser("~")
+    for check in (as_path, check_file, lambda path: check_exists(path, "")):
+        with pytest.raises(InputError, match=f"~/x: the shell has not expanded ~. Write {home}/x"):
+            check("~/x")
+    for name in ("~draft", "a/~/x", "gs://bucket/~"):
+        as_path(name)
+    (tmp_path / "~").mkdir()
+    assert as_path("~/x") == epath.Path("~/x")
+
+
 def test_atomic_write_rejects_a_second_writer_of_the_file(tmp_path) -> None:
     path = tmp_path / "scores.json"
     with atomic_write(path) as partial:

@@ -77,11 +77,15 @@ def test_options_reject(tmp_path, fields: dict, message: str) -> None:
         make_options(tmp_path, **fields)
 
 
-@pytest.mark.parametrize("stages_", ["0", "9", "3-2", "x", "1-", "-2", "", "1-9"])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("4", [4]), ("4-6", [4, 5, 6]), ("7-", [7, 8]), ("1-", [*range(1, 9)])]
+)
+def test_stages_are_a_number_or_a_range(text: str, expected: list[int]) -> None:
+    assert [*parse_stages(text)] == expected
+
+
+@pytest.mark.parametrize("stages_", ["0", "9", "9-", "3-2", "x", "-", "-2", "", "1-9"])
 def test_stages_reject(stages_: str) -> None:
-    if stages_ == "1-":
-        assert [*parse_stages("1-")] == [1]
-        return
     with pytest.raises(InputError, match="--stages="):
         parse_stages(stages_)
 
@@ -93,6 +97,8 @@ def test_overrides_are_fields_of_models() -> None:
     for item in ("reader.steps", "steps=3", "reader.=3"):
         with pytest.raises(InputError, match="not of the form"):
             parse_overrides([item])
+    with pytest.raises(InputError, match=r"--set reader.steps=4: reader.steps is set twice\. Set"):
+        parse_overrides(["reader.steps=3", "decoder.steps=3", "reader.steps=4"])
 
 
 @pytest.fixture
@@ -145,10 +151,17 @@ def test_tagger_is_loaded_before_the_first_stage(
 
 
 @pytest.mark.parametrize("option", ["--workdir", "--squad"])
-def test_command_rejects_a_bucket(squad, option: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gs://bucket/directory", "gs://bucket/directory: not local"),
+        ("~/directory", "~/directory: the shell has not expanded ~. Write /"),
+    ],
+)
+def test_command_rejects_paths_that_are_not_local(squad, option: str, path, message) -> None:
     values = {"--workdir": "w", "--encoder": "e", "--squad": str(squad), "--text": "t"}
-    values[option] = "gs://bucket/directory"
-    with pytest.raises(InputError, match="gs://bucket/directory: not local"):
+    values[option] = path
+    with pytest.raises(InputError, match=message):
         main([word for pair in values.items() for word in pair])
 
 

@@ -4,6 +4,7 @@ import argparse
 import ast
 import dataclasses
 import json
+import shlex
 import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     check_new_file(args.output)
     with open_output(args.output) as file:
         file.write(text)
-    print(f"{args.output}: use it by --config {args.output}.")
+    print(f"{args.output}: use it by --config {shlex.quote(args.output)}.")
 
 
 def _first_line(file: "epath.Path") -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -56,8 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed
     from bertjax.mesh.watchdog import Watchdog
-    from bertjax.tasks import registry
-    from bertjax.tasks.task import EVALUATION_FILE, Task
+    from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
     config = load(args)
@@ -93,11 +93,20 @@ def run(args: argparse.Namespace) -> None:
             with open_output(str(directory / name)) as sink:
                 sink.write(text)
         names = ", ".join(texts)
-        hint = ""
-        if registry.find_task(config.task).report.__func__ is not Task.report.__func__:  # type: ignore[attr-defined]
-            command = f"bertjax report {directory}{registry.task_argument(config.task)}"
-            hint = f" Next: {command}"
-        print(f"wrote {names} to {directory}.{hint}", file=sys.stderr)
+        print(
+            f"wrote {names} to {directory}.{_next_command(config.task, args.output)}",
+            file=sys.stderr,
+        )
+
+
+def _next_command(task: str, output: str) -> str:
+    """Return " Next: " with the command for a report of the evaluation; "" if the task has none."""
+    from bertjax.tasks import registry
+    from bertjax.tasks.task import Task
+
+    if registry.find_task(task).report.__func__ is Task.report.__func__:  # type: ignore[attr-defined]
+        return ""
+    return f" Next: bertjax report {shlex.quote(output)}{registry.task_argument(task)}"
 
 
 def _check_same_evaluation(

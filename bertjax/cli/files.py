@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, TextIO
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
-from data_pipelines.paths import as_path, atomic_write, check_file, is_remote
+from data_pipelines.paths import as_path, atomic_write, check_expanded, check_file, is_remote
 
 if TYPE_CHECKING:
     from etils import epath
+
+# Arguments whose values are texts or names of fields, in which gs:// is no path.
+_ARGUMENTS_WITH_TEXT = ("text", "field", "license")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -106,11 +109,13 @@ def check_output(path: "epath.PathLike") -> None:
     """Check that a file can be written, before the work whose result it holds.
 
     Raises:
-      InputError: the path is a directory or a device, or its directory does not exist or belongs
-        to the system (/proc, /sys, /dev), or is a checkpoint.
+      InputError: the path is a directory or a device, or has an unexpanded `~`. Or its directory
+        does not exist, is not writable, belongs to the system (/proc, /sys, /dev), or is a
+        checkpoint.
     """
     from etils import epath
 
+    check_expanded(path)
     path = epath.Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a directory. Name a file in it.")
@@ -122,6 +127,7 @@ def check_output(path: "epath.PathLike") -> None:
         raise InputError(f"{path}: {path.parent} is not a directory. Create it.")
     _refuse_system_directory(path)
     _refuse_checkpoint(path.parent)
+    _check_writable(path.parent, f"{path}", "directory")
 
 
 def check_new_file(path: str) -> None:
@@ -133,7 +139,7 @@ def check_new_file(path: str) -> None:
 
 
 def check_directory(path: "epath.PathLike", name: str) -> None:
-    """Check that a directory exists or can be created.
+    """Check that a directory exists and is writable, or can be created.
 
     Args:
       path: the directory.
@@ -141,10 +147,12 @@ def check_directory(path: "epath.PathLike", name: str) -> None:
 
     Raises:
       InputError: the path or one of its parents is a file or a dangling link, or belongs to the
-        system (/proc, /sys, /dev), or it is a checkpoint.
+        system (/proc, /sys, /dev), or it is a checkpoint. Or it has an unexpanded `~`, or the
+        nearest directory that exists is not writable.
     """
     from etils import epath
 
+    check_expanded(path)
     path = epath.Path(path)
     _refuse_system_directory(path)
     _refuse_checkpoint(path)
@@ -156,7 +164,26 @@ def check_directory(path: "epath.PathLike", name: str) -> None:
             if not place.is_dir():
                 problem = "is a file" if place == path else f"{place} is a file"
                 raise InputError(f"{name}={path}: {problem}. Name a directory.")
+            _check_writable(place, f"{name}={path}", name)
             return
+
+
+def _check_writable(directory: "epath.Path", problem: str, name: str) -> None:
+    """Check that this account may create files in a local directory.
+
+    Args:
+      directory: the directory, which exists.
+      problem: path or argument with its value, for the error.
+      name: what to replace, for the error.
+
+    Raises:
+      InputError: it may not.
+    """
+    if not is_remote(directory) and not os.access(directory, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{problem}: not writable (no permission for {directory}). Use another {name}, or one "
+            "that this account may write to."
+        )
 
 
 def _refuse_system_directory(path: "epath.Path") -> None:
@@ -209,30 +236,74 @@ def as_json(content: object, indent: int | None = None) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def check_buckets(argv: Sequence[str]) -> None:
-    """Check the buckets in some arguments.
+def check_buckets(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    """Check the buckets of the paths in some arguments.
+
+    Args:
+      args: parsed arguments.
+      extra: arguments that the parser does not know, such as `--config.data.dir=gs://...`.
 
     Raises:
       InputError: a bucket does not exist, which tensorflow would retry for ever, or no installed
         library reads buckets.
+      CommandError: a bucket cannot be reached.
     """
-    for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
+    for bucket in sorted(_find_buckets(args, extra)):
         from etils import epath
 
         if importlib.util.find_spec("gcsfs") is None:  # etils uses it if tensorflow is missing
             check_installed(bucket, "tensorflow", install="tensorflow-cpu")
         try:
             exists = epath.Path(bucket).exists()
-        except bucket_errors():  # access to objects does not imply access to the bucket itself
+        except _permission_errors():  # access to objects does not imply access to the bucket itself
             continue
+        except _access_errors() as error:
+            raise CommandError(
+                f"{bucket}: cannot be reached ({error}). Check the network and its proxy."
+            ) from error
         if not exists:
             raise InputError(f"{bucket}: no such bucket. Name one that exists.")
 
 
+def _find_buckets(args: argparse.Namespace, extra: Sequence[str]) -> set[str]:
+    """Return the buckets at the start of arguments, or of values after `=`, `,` or `+` in them."""
+    words: list[object] = [*extra]
+    for name, value in vars(args).items():
+        if name not in ("argv", *_ARGUMENTS_WITH_TEXT):
+            words += value if isinstance(value, list) else [value]
+    return {
+        bucket
+        for word in words
+        if isinstance(word, str)
+        for bucket in re.findall(r"(?:^|[=,+])['\"]?(gs://[^/,+\s'\"]+)", word)
+    }
+
+
+def _permission_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions for missing permissions in a bucket."""
+    if not sys.modules.get("tensorflow"):
+        return (PermissionError,)
+    from tensorflow import errors
+
+    return PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError
+
+
+def _access_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions for buckets that cannot be accessed."""
+    return OSError, *bucket_errors()
+
+
 def bucket_errors() -> tuple[type[Exception], ...]:
-    """Return tensorflow's exceptions for missing permissions in a bucket, which are no OSErrors."""
+    """Return tensorflow's exceptions for buckets that cannot be accessed, which are no OSErrors."""
     if not sys.modules.get("tensorflow"):
         return ()
     from tensorflow import errors
 
-    return errors.PermissionDeniedError, errors.UnauthenticatedError
+    return (
+        errors.PermissionDeniedError,
+        errors.UnauthenticatedError,
+        errors.FailedPreconditionError,  # such as a name that is not resolved
+        errors.UnavailableError,
+        errors.DeadlineExceededError,
+        errors.AbortedError,
+    )

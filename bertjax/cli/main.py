@@ -45,6 +45,7 @@ _MEMORY_FIX = (
     "end other programs on this machine, or use a smaller model, a smaller batch or more devices."
 )
 _MAX_NUMBER = 10_000_000  # of an option; each would be allocated or started
+_MAX_BYTES = 1 << 31  # of an option in bytes
 _SIGPIPE_STATUS = 128 + 13  # a shell's exit status for a program that SIGPIPE ended
 # A path that was used before it was checked is a fault of bertjax, not of the machine.
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
@@ -148,7 +149,7 @@ def _open_streams() -> None:
 def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Run the subcommand of parsed arguments; report expected errors in one line."""
     try:
-        check_buckets(args.argv)
+        check_buckets(args, extra)
         args.overrides = args.parse_extra_args(extra)
         args.check(args)
         choose_platforms(compiles_only=args.subcommand == "preflight")
@@ -230,8 +231,9 @@ class _Parser(argparse.ArgumentParser):
         if is_checked and not arg_string.strip() and action.default != arg_string:
             raise argparse.ArgumentError(action, "it is empty, give a value")
         value = super()._get_value(action, arg_string)
-        if isinstance(value, int) and abs(value) > _MAX_NUMBER:
-            raise argparse.ArgumentError(action, f"{arg_string[:20]} is above {_MAX_NUMBER:,}")
+        limit = _MAX_BYTES if action.dest.endswith("_bytes") else _MAX_NUMBER
+        if isinstance(value, int) and abs(value) > limit:
+            raise argparse.ArgumentError(action, f"{arg_string[:20]} is above {limit:,}")
         return value
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

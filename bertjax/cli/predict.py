@@ -132,8 +132,7 @@ def check(args: argparse.Namespace) -> None:
         raise InputError(
             f"--output={args.output}: is the input, which would be lost. Name another."
         )
-    for text in args.field or ():
-        _parse_field(text)
+    _parse_fields(args.field or ())
     if args.input not in (None, "-") and not share:
         check_file(args.input)
     if args.output != "-" and not share:
@@ -296,7 +295,7 @@ def _input_reader(args: argparse.Namespace) -> "_Reader":
     from bertjax.tasks.pipeline import PredictInput
 
     if args.field is not None:
-        content = dict(_parse_field(text) for text in args.field)
+        content = _parse_fields(args.field)
         return lambda pipeline: [PredictInput("line 1", content)]
     if args.text is not None:
         return lambda pipeline: pipeline.parse_lines(args.text)
@@ -318,8 +317,18 @@ def _file_reader(path: str) -> "_Reader":
     return read
 
 
-def _parse_field(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator:
-        raise InputError(f"--field={text}: not of the form KEY=TEXT. Write such a pair.")
-    return key, value
+def _parse_fields(texts: Iterable[str]) -> dict[str, str]:
+    """Return the input object of `--field` arguments.
+
+    Raises:
+      InputError: one has another form, or a key is repeated.
+    """
+    content: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not key or not separator:
+            raise InputError(f"--field={text}: not of the form KEY=TEXT. Write such a pair.")
+        if key in content:
+            raise InputError(f"--field={text}: {key} has a value already. Give each key once.")
+        content[key] = value
+    return content

@@ -15,6 +15,7 @@ from bertjax.cli.text_args import (
     read_options,
 )
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_expanded
 
 ORDER = 10
 EXAMPLE = "bertjax vocab --input 'text/*.txt' --vocab-size 30522 --output vocab.txt"
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the arguments."""
+    check_expanded(args.output)
     check_directory(os.path.dirname(args.output) or ".", "--output")
     if not 0 < parse_fraction("--sample", args.sample) <= 1:
         raise InputError(f"--sample={args.sample}: not in (0%, 100%]. Give a fraction such as 10%.")

@@ -16,7 +16,12 @@ from bertjax.html.axes import format_number
 from bertjax.html.charts import Chart, MetricDisplay, Point, line_chart
 from bertjax.html.page import Section, Status, render_report
 from bertjax.html.tables import TextTable, eval_set_table
-from bertjax.model.heads import HEADS
+from bertjax.reports.metrics import (
+    PERFORMANCE_METRICS,
+    metric_display,
+    quality_metrics,
+    sole_loss_terms,
+)
 from bertjax.tasks import registry
 from bertjax.training.cadence import EarlyStopping
 from bertjax.training.metrics_file import metrics_path, read_metrics
@@ -29,15 +34,6 @@ from data_pipelines.rampup import BatchSizeRampup
 MetricEntry = Mapping[str, Any]  # a line of metrics.jsonl
 
 
-PERFORMANCE_METRICS = {
-    "learning_rate": MetricDisplay("Learning rate", floor=0, smooth=False),
-    "grad_norm": MetricDisplay("Gradient norm"),
-    "sequences_per_second": MetricDisplay("Sequences per second", floor=0),
-    "examples_per_second": MetricDisplay("Examples per second", floor=0),
-    "input_wait_fraction": MetricDisplay("Time waiting for input", as_percent=True, floor=0),
-    "goodput": MetricDisplay("Goodput", as_percent=True, floor=0, smooth=False),
-    "mfu": MetricDisplay("Model FLOP utilization", as_percent=True, floor=0),
-}
 # Metrics without a chart: nearly constant, or a function of another metric.
 HIDDEN_METRICS = {
     "step",
@@ -113,26 +109,26 @@ def render_run(
     """
     facts = _facts(entries, settings)
     entries = [entry for entry in entries if not _is_of_single_run(entry)]
-    # The only term of a loss is the loss.
-    terms = {key for entry in entries for key in entry if key.endswith("_loss")}
-    total = _curves_by_split(entries, "loss")
-    duplicates = {key for key in terms if _curves_by_split(entries, key) == total}
+    quality = quality_metrics(key for entry in entries for key in entry)
+    duplicates = sole_loss_terms(entries)
     entries = [{k: v for k, v in entry.items() if k not in duplicates} for entry in entries]
     eval_entries = [entry for entry in entries if entry["split"] == "eval"]
-    keys = dict.fromkeys([*_quality_metrics(), *(key for entry in entries for key in entry)])
+    keys = dict.fromkeys([*quality, *(key for entry in entries for key in entry)])
     excluded = {*HIDDEN_METRICS, *PERFORMANCE_METRICS}
     # A perplexity is the exponential of a loss.
     learning = [key for key in keys if key not in excluded and not key.endswith("perplexity")]
     last_eval = eval_entries[-1] if eval_entries else {}
-    evaluations, best_row = _evaluation_table(eval_entries)
+    evaluations, best_row = _evaluation_table(eval_entries, quality)
     number = len(eval_entries)
     rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in settings.items()]
     sections = [
         Section(
-            "Training and evaluation metrics", _SMOOTHING_NOTE, charts=_charts(entries, learning)
+            "Training and evaluation metrics",
+            _SMOOTHING_NOTE,
+            charts=_charts(entries, learning, quality),
         ),
         Section("Wall time", _time_note(sessions), table=_time_table(sessions)),
-        Section("Performance", charts=_charts(entries, list(PERFORMANCE_METRICS))),
+        Section("Performance", charts=_charts(entries, list(PERFORMANCE_METRICS), {})),
         Section(
             "Eval sets", table=eval_set_table({k: v for k, v in last_eval.items() if k != "split"})
         ),
@@ -156,7 +152,7 @@ def render_run(
         name,
         sections,
         metrics=[
-            (_metric(key).title, _format_value(key, final[key]))
+            (metric_display(key, quality).title, _format_value(key, final[key]))
             for key in keys
             if key in final and key not in excluded and "/" not in key  # "/": of one eval set
         ],
@@ -176,7 +172,7 @@ def _status(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> Stat
         for key in ("loss", "grad_norm"):
             value = entry.get(key)
             if value is not None and not math.isfinite(value):
-                metric = f"{_metric(key).title.lower()} {format_number(value)}"
+                metric = f"{metric_display(key, {}).title.lower()} {format_number(value)}"
                 return Status("failed", f"Diverged at step {entry['step']:,}: {metric}")
     last, steps = _last_step(entries), settings.get("steps")
     progress = [(entry["step"], entry["progress"]) for entry in entries if "progress" in entry]
@@ -290,11 +286,13 @@ def _time_table(sessions: Sequence[Session]) -> TextTable:
     return TextTable(("part", "time", "share"), [*rows, *total])
 
 
-def _charts(entries: Sequence[MetricEntry], keys: Sequence[str]) -> list[Chart]:
+def _charts(
+    entries: Sequence[MetricEntry], keys: Sequence[str], quality: Mapping[str, MetricDisplay]
+) -> list[Chart]:
     """Return a chart for each metric that the entries contain."""
     last_step = _last_step(entries)
     return [
-        line_chart(_metric(key), curves, last_step, wide=key == "loss")
+        line_chart(metric_display(key, quality), curves, last_step, wide=key == "loss")
         for key in keys
         if (curves := _curves_by_split(entries, key))
     ]
@@ -310,7 +308,9 @@ def _curves_by_split(entries: Sequence[MetricEntry], key: str) -> dict[str, list
     return curves
 
 
-def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[TextTable, int | None]:
+def _evaluation_table(
+    eval_entries: Sequence[MetricEntry], quality: Mapping[str, MetricDisplay]
+) -> tuple[TextTable, int | None]:
     """Return the evaluations, newest first, and the row with the lowest loss."""
     keys = dict.fromkeys(key for entry in eval_entries for key in entry if "/" not in key)
     keys.pop("split", None)
@@ -323,26 +323,12 @@ def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[TextTable, i
     }
     # The first of equal losses.
     best_row = min(reversed(losses), key=losses.__getitem__, default=None)
-    return TextTable(tuple(_metric(key).title for key in keys), rows), best_row
-
-
-def _quality_metrics() -> dict[str, MetricDisplay]:
-    """Return the metrics of all heads, losses first."""
-    titles = [item for head in HEADS.values() for item in head.metric_titles.items()]
-    titles.sort(key=lambda item: not item[0].endswith("_loss"))
-    return {"loss": MetricDisplay("Loss")} | {
-        name: MetricDisplay(title, as_percent=name.endswith("accuracy"), floor=floor)
-        for name, (title, floor) in titles
-    }
-
-
-def _metric(key: str) -> MetricDisplay:
-    """Return the display of a metric; by default its name is the title."""
-    default = MetricDisplay(key.replace("_", " ").capitalize(), as_percent=key.endswith("accuracy"))
-    return (_quality_metrics() | PERFORMANCE_METRICS).get(key, default)
+    header = tuple(metric_display(key, quality).title for key in keys)
+    return TextTable(header, rows), best_row
 
 
 def _format_value(key: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else format_number(value, _metric(key).as_percent)
+    is_percent = metric_display(key, {}).as_percent  # by the name
+    return f"{value:,}" if isinstance(value, int) else format_number(value, is_percent)

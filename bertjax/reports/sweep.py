@@ -10,6 +10,7 @@ from bertjax.html.charts import Chart
 from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
 from bertjax.html.tables import TextTable
+from bertjax.reports.metrics import sole_loss_terms
 from data_pipelines.errors import InputError
 from data_pipelines.schema import read_json_object
 
@@ -108,11 +109,8 @@ def _point_table(points: Sequence[Mapping[str, Any]]) -> TextTable:
 
 
 def _run_table(metric: str, runs: Sequence[Mapping[str, Any]]) -> TextTable:
-    def is_loss(name: str) -> bool:  # the only term of the loss
-        losses = ((run["scores"].get("loss"), run["scores"].get(name)) for run in runs)
-        return name.endswith("_loss") and all(loss == term for loss, term in losses)
-
-    names = [metric, *(n for n in runs[0]["scores"] if n != metric and not is_loss(n))]
+    repeated = sole_loss_terms([run["scores"] for run in runs]) - {metric}
+    names = [metric, *(n for n in runs[0]["scores"] if n != metric and n not in repeated)]
     rows = [
         (
             run["name"],

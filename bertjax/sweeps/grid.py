@@ -49,7 +49,8 @@ def make_trials(
       seeds: number of seeds of each combination, counted from that of the configuration.
 
     Raises:
-      InputError: a field is repeated, unknown or has no values.
+      InputError: a field is repeated, unknown or has no values, or two combinations of values are
+        the same configuration, such as those of 1e-3 and 0.001.
     """
     fields = parse_grid(grid)
     check_num_trials(math.prod(map(len, fields.values())), seeds)
@@ -59,7 +60,24 @@ def make_trials(
         config = load(dict(zip(fields, values_of_point, strict=True)))
         point = dict(zip(short.values(), values_of_point, strict=True))
         trials += make_point(config, point, seeds)
+    check_distinct(trials[::seeds])
     return trials
+
+
+def check_distinct(trials: Iterable[Trial]) -> None:
+    """Check that trials of different points differ in their configurations.
+
+    Raises:
+      InputError: two have the same one, such as with the values 1e-3 and 0.001.
+    """
+    labels: dict[str, str] = {}
+    for trial in trials:
+        content = json.dumps(trial.config.to_dict(), sort_keys=True)
+        if other := labels.get(content):
+            raise InputError(
+                f"--grid: {other} and {trial.label} are the same configuration. Leave one out."
+            )
+        labels[content] = trial.label
 
 
 def parse_grid(grid: Sequence[str]) -> dict[str, list[str]]:

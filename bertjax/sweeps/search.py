@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax.config.config import Config
-from bertjax.sweeps.grid import Trial, check_num_trials, make_point, parse_grid, short_names
+from bertjax.sweeps.grid import (
+    Trial,
+    check_distinct,
+    check_num_trials,
+    make_point,
+    parse_grid,
+    short_names,
+)
 from data_pipelines.errors import InputError
 
 _DIGITS = 3  # a range of numbers has 100 to 1,000 values
@@ -156,7 +163,10 @@ class Search:
             raise InputError(f"--trials={num_points}: no point. Use at least 1.")
         check_num_trials(num_points, seeds)
         self._short = short_names(self._space)
-        load(self._texts(self._propose([], 1)[0]))  # the fields exist
+        texts = self._texts(self._propose([], 1)[0])
+        load(texts)  # the fields exist
+        for name, values in choices.items():
+            check_distinct(self._point(texts | {name: value})[0] for value in values)
 
     def restore(self, runs: Iterable[str]) -> list[Trial]:
         """Return the trials of points that were proposed before.

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.errors import EXIT_DIVERGED
-from experiments.ablations.commands import override_flags, run_once
+from experiments.ablations.commands import check_arguments, override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import Finding
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     args, flags = parser.parse_known_args()
+    check_arguments(args.output, args.seeds)
     corpora = {DOMAIN: args.domain, GENERAL: args.general}
     columns = {title: f"{pathlib.Path(path).name}/mlm_loss" for title, path in corpora.items()}
     rows = [make_row(BASE, columns, [run_row(BASE, args.output, args.init, [], args, flags)])]

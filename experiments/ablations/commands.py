@@ -9,7 +9,18 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from data_pipelines.paths import atomic_write_text
+from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text, check_expanded
+
+
+def check_arguments(output: pathlib.Path, seeds: int) -> None:
+    """Exit unless `--output` and `--seeds` can be used."""
+    try:
+        check_expanded(output)
+    except InputError as error:
+        sys.exit(f"--output {error}")
+    if seeds < 1:
+        sys.exit(f"--seeds {seeds}: no run. Train with one or more.")
 
 
 def run_bertjax(*command: str, allowed_statuses: Collection[int] = ()) -> int:

@@ -14,7 +14,7 @@ import argparse
 import json
 import pathlib
 
-from experiments.ablations.commands import run_once
+from experiments.ablations.commands import check_arguments, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import Finding
 from experiments.token_classification import FEATURE_LAYERS
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, metavar="OPTIONS")
     parser.add_argument("--seeds", type=int, default=1)
     args, extra_flags = parser.parse_known_args()
+    check_arguments(args.output, args.seeds)
     rows = []
     for name in (*FEATURE_LAYERS, FINE_TUNED):
         workdir = args.output / name

@@ -64,7 +64,8 @@ def read_row(
 def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[str]:
     """Return a sentence for each score of a finding that states whether it is reproduced.
 
-    It is, if the means differ by more than one standard deviation of their difference.
+    It is, if the means differ by more than one standard error of their difference,
+    sqrt(s1²/n1 + s2²/n2) with the deviations s of n seeds.
     """
     better, worse = rows[finding.better_row], rows[finding.worse_row]
     sentences = []
@@ -81,7 +82,9 @@ def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[st
             sentences.append(f"{text}, of one run each.")
             continue
         gain = -difference if finding.lower_is_better else difference
-        spread = math.hypot(statistics.stdev(high), statistics.stdev(low))
+        spread = math.sqrt(
+            statistics.variance(high) / len(high) + statistics.variance(low) / len(low)
+        )
         verdict = "reproduced" if gain > spread else "not reproduced"
         if gain < -spread:
             verdict = "reversed"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import check_expanded, is_remote
 from experiments.synthetic_qa import readers, report, stages
 from experiments.synthetic_qa.negatives import load_tagger
 from experiments.synthetic_qa.options import DEFAULTS, READERS, STAGE_NAMES, Options
@@ -60,15 +60,16 @@ def plan_lines(options: Options) -> list[str]:
 
 
 def parse_stages(text: str) -> range:
-    """Return the numbers of the stages of `FIRST-LAST` or `NUMBER`.
+    """Return the numbers of the stages of `FIRST-LAST`, `FIRST-` (to the last one) or `NUMBER`.
 
     Raises:
       InputError: there are no such stages.
     """
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
-        raise InputError(f"--stages={text}: no range. Use 4, or 4-6.")
-    numbers = range(int(first), int(last or first) + 1)
+    first, dash, last = text.partition("-")
+    last = last or (str(len(STAGE_NAMES)) if dash else first)
+    if not (first.isdecimal() and last.isdecimal()):
+        raise InputError(f"--stages={text}: no range. Use 4, 4-6 or 4-.")
+    numbers = range(int(first), int(last) + 1)
     if not numbers or numbers[0] < 1 or numbers[-1] > len(STAGE_NAMES):
         raise InputError(f"--stages={text}: the stages are 1 to {len(STAGE_NAMES)}.")
     return numbers
@@ -82,6 +83,8 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, str]]:
         model, dot, field = name.partition(".")
         if not (equals and dot and field):
             raise InputError(f"--set {item}: not of the form MODEL.FIELD=VALUE.")
+        if field in overrides.get(model, {}):
+            raise InputError(f"--set {item}: {name} is set twice. Set it once.")
         overrides.setdefault(model, {})[field] = value
     return overrides
 
@@ -90,10 +93,11 @@ def local_path(text: str) -> pathlib.Path:
     """Return a path of the local file system, which processes may share.
 
     Raises:
-      InputError: it is one of a bucket.
+      InputError: it is one of a bucket, or has an unexpanded `~`.
     """
     if is_remote(text):
         raise InputError(f"{text}: not local. Name a directory that all processes mount.")
+    check_expanded(text)
     return pathlib.Path(text)
 
 
