@@ -115,6 +115,20 @@ def test_encode_texts_truncates_pairs(a: int, b: int, max_seq_length: int, trunc
     assert encoded.num_truncated == (a + b > max_seq_length - 3)
 
 
+def test_encode_texts_encodes_texts_and_pairs_as_if_alone() -> None:
+    texts, text_pairs = [words(count, count) for count in (3, 8, 9, 4)], [None, words(2), None, "a"]
+    data = SequenceClassificationDataset("it", texts, texts, text_pairs)
+    encoded = encode_texts(data, TOKENIZER, 10, "head")
+    rows = rows_of(encoded)
+    for number, row in enumerate(rows):
+        pairs = None if text_pairs[number] is None else [text_pairs[number]]
+        alone = SequenceClassificationDataset("it", ["here"], [texts[number]], pairs)
+        single = encode_texts(alone, TOKENIZER, 10, "head")
+        assert rows_of(single) == [row]
+        assert single.examples.prefix_lengths[0] == encoded.examples.prefix_lengths[number]
+    assert encoded.truncated == [1, 2] and [len(row) for row in rows] == [5, 10, 10, 8]
+
+
 def test_with_target_shares_the_weight_among_windows() -> None:
     texts = [words(3), words(50), words(20)]
     data = SequenceClassificationDataset("it", texts, texts, None, ["a", "b", "b"])

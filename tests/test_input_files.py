@@ -11,6 +11,7 @@ from bertjax.tasks.input_lines import InputLines, InvalidInput
 from bertjax.tasks.pipeline import Pipeline, PredictInput
 from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
 from bertjax.tasks.token_classification.pipeline import TokenClassificationPipeline
+from data_pipelines import log
 from data_pipelines.errors import InputError
 
 
@@ -46,7 +47,7 @@ def test_lines_are_those_of_the_pipeline(tmp_path) -> None:
 BLANK = "blank. Write an input or delete it."
 
 
-@pytest.mark.parametrize("name", ["lines.txt", "lines.jsonl"])
+@pytest.mark.parametrize("name", ["", "lines.jsonl"])
 def test_with_invalid_has_an_input_or_an_error_for_every_line(name: str) -> None:
     lines = ["\n", '{"text": "one"}\n', " \n", "{two\n", '{"text": "three"}\n', "\n"]
     inputs = Pipeline.parse_lines(lines, name)
@@ -62,6 +63,20 @@ def test_with_invalid_has_an_input_or_an_error_for_every_line(name: str) -> None
     assert errors[2].startswith("line 4: not JSON")
     with pytest.raises(InputError, match=r"^line 4: not JSON"):
         list(Pipeline.parse_lines(lines, name))
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes.txt.gz", "notes"])
+def test_line_of_a_text_file_that_starts_with_a_brace_is_a_text_unless_an_object(
+    name: str, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(log, "_logged", set())
+    lines = ["{{Infobox film}}\n", '{"text": "one"}\n', "{two\n"]
+    contents = [item.content for item in Pipeline.parse_lines(lines, name)]
+    assert contents == ["{{Infobox film}}", {"text": "one"}, "{two"]
+    assert caplog.messages == [
+        f"{name}: lines that start with a brace and are no JSON objects are texts, the first at "
+        "line 1. If all lines are objects, name the file .jsonl."
+    ]
 
 
 def test_blank_lines_in_one_json_list_are_no_inputs() -> None:

@@ -115,21 +115,21 @@ def test_keys_that_no_model_reads_are_rejected_in_a_request_and_logged_in_a_file
 def test_file_has_an_answer_or_an_error_for_every_line(tmp_path, monkeypatch, capsys) -> None:
     path = write(tmp_path / "model", "classify")
     lines = ["ba do", "", "{ki", '{"text": "lu"}', "", '{"other": "me"}', "no"]
-    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "lines.jsonl").write_text("".join(f"{line}\n" for line in lines))
     used = ["predict", "--checkpoint", str(path), "--input"]
-    assert main([*used, str(tmp_path / "lines.txt")]) == 0
+    assert main([*used, str(tmp_path / "lines.jsonl")]) == 0
     out, err = capsys.readouterr()
     answers = [json.loads(line) for line in out.splitlines()]
     errors = [answer.get("error", "").partition(".")[0] for answer in answers]
     assert [bool(error) for error in errors] == [False, True, True, False, True, True, False]
     assert errors[1] == "line 2: blank" and errors[2].startswith("line 3: not JSON")
-    assert "lines.txt: 4 of 7 inputs are invalid" in err and "The first: line 2: blank." in err
+    assert "lines.jsonl: 4 of 7 inputs are invalid" in err and "The first: line 2: blank." in err
     monkeypatch.setattr("sys.stdin", io.StringIO("ba do\n\n{ki\n"))
     assert main([*used, "-"]) == 2
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 and "line 3: not JSON" in err
-    (tmp_path / "lines.txt").write_text("\n{ki\n")
-    assert main([*used, str(tmp_path / "lines.txt")]) == 2
+    (tmp_path / "lines.jsonl").write_text("\n{ki\n")
+    assert main([*used, str(tmp_path / "lines.jsonl")]) == 2
     assert "line 1: blank. Write an input" in capsys.readouterr().err
 
 

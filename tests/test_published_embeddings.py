@@ -132,6 +132,14 @@ def test_embed_reads_a_list_of_json(tmp_path) -> None:
     assert [*module._iter_texts(embed._lines(str(path)))] == ["ba do", "ki"]
 
 
+def test_embed_reads_lines_of_a_text_file_that_start_with_a_brace() -> None:
+    lines = ["{{Infobox film}}", '{"text": "ba"}', "{do"]
+    assert [*module._iter_texts(lines, file_name="a.txt")] == ["{{Infobox film}}", "ba", "{do"]
+    for name in ("", "a.jsonl"):
+        with pytest.raises(InputError, match=r"^(line |a\.jsonl:)1: not JSON"):
+            [*module._iter_texts(lines, file_name=name)]
+
+
 def test_embed_warns_of_a_pair(caplog) -> None:
     texts = module._iter_texts(iter(['{"text": "ba", "text_pair": "do"}', "ki"]), 0)
     assert [*texts] == ["ba", "ki"]
@@ -249,9 +257,9 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
         ),
         ("--output DIR/no/a.npz", "ba", "DIR/no is not a directory. Create it"),
         ("", "", "the input has no lines. Give some text"),
-        ("", 'ba\n{"text": 3}', 'line 2: no "text". Write'),
-        ("", 'ba\n\n{"body": "ba"}', 'line 3: no "text". Write'),
-        ("", "ba\n{ba", "line 2: not JSON .*. Write one object per line"),
+        ("", 'ba\n{"text": 3}', 'in.jsonl:2: no "text". Write'),
+        ("", 'ba\n\n{"body": "ba"}', 'in.jsonl:3: no "text". Write'),
+        ("", "ba\n{ba", "in.jsonl:2: not JSON .*. Write one object per line"),
         ("--input DIR/nothing.txt", "ba", "DIR/nothing.txt: no such file"),
         ("--checkpoint DIR/nowhere", "ba", "nowhere: does not exist"),
     ],
@@ -259,8 +267,8 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
 def test_embed_rejects_invalid_arguments(
     arguments, content, message, model, tmp_path, refused
 ) -> None:
-    (tmp_path / "in.txt").write_text(content)
-    plain = {"checkpoint": model, "input": tmp_path / "in.txt", "output": tmp_path / "out.npz"}
+    (tmp_path / "in.jsonl").write_text(content)
+    plain = {"checkpoint": model, "input": tmp_path / "in.jsonl", "output": tmp_path / "out.npz"}
     flags = [flag for name, value in plain.items() for flag in (f"--{name}", value)]
     flags += arguments.replace("DIR", str(tmp_path)).split()
     sentence = refused("embed", *flags)

@@ -26,7 +26,6 @@ from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import label_names
-from data_pipelines.finetuning.token_classification.running_text import word_offsets
 
 LABELS = ("glad", "odd, or so", "sad")
 _METRICS = ("accuracy", "micro_f1", "pearson", "accuracy", "f1", "mlm_accuracy", "accuracy")
@@ -216,25 +215,6 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
     assert all(
         sum(word_scores.values()) == pytest.approx(1, abs=1e-5) for word_scores in answer["scores"]
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Ada's \u201cnote_1\u201d, 3.5%!", "Ada's|\u201c|note_1|\u201d|,|3.5|%|!"),
-        ("caf\u0065\u0301. \u0065\u0301", "caf\u0065\u0301|.|\u0065\u0301"),  # decomposed
-        (
-            "\u0939\u093f\u0928\u094d\u0926\u0940\u0964",
-            "\u0939\u093f\u0928\u094d\u0926\u0940|\u0964",
-        ),
-        ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
-        ("\u6771\u4eac, ok", "\u6771|\u4eac|,|ok"),
-        ("(\u2764\ufe0f)", "(|\u2764\ufe0f|)"),
-        ("-", "-"),
-    ],
-)
-def test_text_splits_into_words_in_any_script(text: str, words: str) -> None:
-    assert [text[start:end] for start, end in word_offsets(text)] == words.split("|")
 
 
 @pytest.mark.slow

@@ -310,13 +310,13 @@ def test_read_tagged_file_reads_layouts_of_spans(rows, tmp_path) -> None:
 def test_read_tagged_file_counts_spans_that_do_not_fit(tmp_path, caplog) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"text": "Paul ran", "spans": [[0, 4, "PER"]]}] * 4
-    rows += [{"text": "Paul's cat", "spans": [[0, 4, "PER"]]}]
+    rows += [{"text": "Pauls cat", "spans": [[0, 4, "PER"]]}]
     rows += [{"text": "no", "answer": "reject"}, {"text": "no", "spans": None}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = read_tagged_file(path)
-    assert tags_of(data)[-2:] == ["Paul's/B-PER", "cat/O"]
+    assert tags_of(data)[-2:] == ["Pauls/B-PER", "cat/O"]
     assert "1 of 5 spans begin or end within a word" in caplog.text
-    assert "a.jsonl:5: 'Paul' of \"Paul's\"" in caplog.text
+    assert "a.jsonl:5: 'Paul' of 'Pauls'" in caplog.text
     assert 'left out 1 texts whose "answer"' in caplog.text
     assert "left out 1 texts without annotation in 'spans'" in caplog.text
     nested = {"text": "Bank of Bonn", "spans": [[8, 12, "LOC"], [0, 12, "ORG"]]}
@@ -324,6 +324,28 @@ def test_read_tagged_file_counts_spans_that_do_not_fit(tmp_path, caplog) -> None
     data = read_tagged_file(path, fix_tags=True)
     assert data.tags == ["B-ORG", "I-ORG", "I-ORG"]
     assert "left out 1 spans that overlap" in caplog.text
+
+
+def test_spans_may_begin_and_end_at_punctuation_within_a_word(tmp_path) -> None:
+    text = "l'Allemagne et d'Angela Merkel-Sauer"
+    row = {"text": text, "spans": [[2, 11, "LOC"], [17, 30, "PER"], [31, 36, "PER"]]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    data = read_tagged_file(tmp_path / "a.jsonl")
+    assert [tag for tag in tags_of(data) if not tag.endswith("/O")] == [
+        *("Allemagne/B-LOC", "Angela/B-PER", "Merkel/I-PER", "Sauer/B-PER")
+    ]
+
+
+def test_spans_within_words_need_words_or_fix_tags(tmp_path) -> None:
+    """Korean has no space between a name and its particle."""
+    text, path = "서울에서 만난 김철수는", tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": text, "spans": [[0, 2, "LOC"], [8, 11, "PER"]]}))
+    fix = "If words are written together, .*, write them in a list with their tags, or tag whole"
+    with pytest.raises(InputError, match=f"2 of 2 spans begin or end within a word.* {fix}"):
+        read_tagged_file(path)
+    assert tags_of(read_tagged_file(path, fix_tags=True)) == [
+        *("서울에서/B-LOC", "만난/O", "김철수는/B-PER")
+    ]
 
 
 def test_read_tagged_file_leaves_out_tasks_that_nobody_has_done(tmp_path, caplog) -> None:

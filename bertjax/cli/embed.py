@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> None:
         summary = embedder.write_shards(files, args.output, share)
         _log.info("%s: %s", args.output, summary.describe("embeddings", share))
     else:
-        count = embedder.write(_lines(args.input), args.output)
+        name = "" if args.input == "-" else os.path.basename(args.input)
+        count = embedder.write(_lines(args.input), args.output, name)
         _log.info("%s: embeddings of %d texts.", args.output, count)
 
 

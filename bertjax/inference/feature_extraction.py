@@ -33,12 +33,12 @@ from bertjax.tasks.embeddings.encoder_embeddings import (
     embed_texts,
 )
 from bertjax.tasks.embeddings.pipeline import warn_unused_prompts
+from bertjax.tasks.input_lines import parse_line
 from bertjax.workdir.draft import exclusive_draft
 from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 from data_pipelines.hub import model_path
 from data_pipelines.log import warn_once
-from data_pipelines.parsing import parse_object
 
 _log = logging.getLogger("bertjax")
 
@@ -144,7 +144,7 @@ class Embedder:
                 self.options.max_seq_length,
             )
 
-    def write(self, lines: Iterable[str], output: epath.PathLike) -> int:
+    def write(self, lines: Iterable[str], output: epath.PathLike, file_name: str = "") -> int:
         """Write the embeddings of every line to a file, and return the number of lines.
 
         A call that was interrupted resumes after its last part.
@@ -152,6 +152,8 @@ class Embedder:
         Args:
           lines: texts, or JSON objects with "text".
           output: the file; see `PartFiles`.
+          file_name: name of the file of the lines, whose suffix may give the format; see
+            `bertjax.tasks.input_lines.parse_line`.
 
         Raises:
           InputError: a line is neither, there are none, the suffix is unknown, or see `PartFiles`
@@ -160,7 +162,9 @@ class Embedder:
         output = epath.Path(output)
         check_suffix(output)
         with exclusive_draft(output, "--output") as lock:
-            count, num_truncated = self._write_file(_iter_texts(lines), output, lock)
+            count, num_truncated = self._write_file(
+                _iter_texts(lines, file_name=file_name), output, lock
+            )
         self.warn_truncated(num_truncated, count)
         return count
 
@@ -232,10 +236,9 @@ def _to_bytes(line: str) -> bytes:
 
 def _iter_texts(lines: Iterable[str], num_before: int = 0, file_name: str = "") -> Iterator[str]:
     for number, line in enumerate(lines, num_before + 1):
-        text = line.strip()
-        if text.startswith("{"):
-            location = f"{file_name}:{number}" if file_name else f"line {number}"
-            content = parse_object(location, text)
+        location = f"{file_name}:{number}" if file_name else f"line {number}"
+        content = parse_line(location, line, file_name)
+        if not isinstance(content, str):
             if "text_pair" in content:
                 warn_once(
                     "text_pair", f'{location}: "text_pair" is not read: one text is embedded.'
@@ -243,8 +246,8 @@ def _iter_texts(lines: Iterable[str], num_before: int = 0, file_name: str = "") 
             value = content.get("text")
             if not isinstance(value, str):
                 raise InputError(f'{location}: no "text". Write {{"text": "..."}}, or text.')
-            text = value
-        yield text
+            content = value
+        yield content
 
 
 def _make_part(texts: Sequence[str], embeddings: TextEmbeddings) -> dict[str, np.ndarray]:

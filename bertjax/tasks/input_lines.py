@@ -3,8 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from etils import epath
+
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import read_json_records
+from data_pipelines.finetuning.table import JSON_SUFFIXES, file_format
+from data_pipelines.log import warn_once
+from data_pipelines.parsing import parse_object, read_json_records
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -84,6 +88,39 @@ def json_records(lines: Iterable[str]) -> Iterator[tuple[str, str | dict[str, An
         yield name.replace(":", "line ").strip(), record
     if last:
         yield from blank_lines(num_read + 1)
+
+
+def is_json_file(file_name: str) -> bool:
+    """Return whether the suffix of a file is one of JSON, perhaps before that of a compression."""
+    return file_format(epath.Path(file_name)) in JSON_SUFFIXES
+
+
+def parse_line(location: str, line: str, file_name: str = "") -> str | dict[str, Any]:
+    """Return the JSON object in a line that starts with a brace, or else the line as a text.
+
+    Args:
+      location: where the line was read, for error messages.
+      line: the line.
+      file_name: name of its file; "" for standard input. In a file that is not one of JSON a line
+        that starts with a brace and is no JSON object is a text, too, with a warning.
+
+    Raises:
+      InputError: the line starts with a brace, and is no JSON object.
+    """
+    text = line.strip()
+    if not text.startswith("{"):
+        return text
+    try:
+        return parse_object(location, text)
+    except InputError:
+        if not file_name or is_json_file(file_name):
+            raise
+    warn_once(
+        ("braces", file_name),
+        f"{file_name}: lines that start with a brace and are no JSON objects are texts, the first "
+        f"at {location}. If all lines are objects, name the file .jsonl.",
+    )
+    return text
 
 
 def _is_blank(content: Any) -> bool:

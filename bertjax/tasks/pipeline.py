@@ -7,6 +7,7 @@ interface use nothing else of a task. The names are those of `transformers` pipe
 import abc
 import dataclasses
 import difflib
+import functools
 import json
 import shlex
 import types
@@ -14,16 +15,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.config.fields import Options, override_options
 from bertjax.model.decoder.options import Decoding
 from bertjax.steps.objective import Objective
-from bertjax.tasks.input_lines import InputLines, json_records, numbered_lines
+from bertjax.tasks.input_lines import (
+    InputLines,
+    is_json_file,
+    json_records,
+    numbered_lines,
+    parse_line,
+)
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.table import JSON_SUFFIXES, file_format
-from data_pipelines.parsing import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MAX_BARS = 20  # of a chart
@@ -142,13 +146,13 @@ class Pipeline(abc.ABC, Generic[Context]):
 
         Args:
           lines: lines of the file.
-          file_name: name of the file, whose suffix may give the format.
+          file_name: name of the file, whose suffix may give the format; see `parse_line`.
 
         Raises:
           InputError: a line is not valid JSON; the message names its number.
         """
-        is_json = file_format(epath.Path(file_name)) in JSON_SUFFIXES
-        return InputLines(json_records(lines) if is_json else numbered_lines(lines), _parse_record)
+        records = json_records(lines) if is_json_file(file_name) else numbered_lines(lines)
+        return InputLines(records, functools.partial(_parse_record, file_name))
 
     def known_keys(self, content: Mapping[str, Any]) -> Collection[str]:
         """Return the keys that it may read from an input object, by default those that there are.
@@ -241,12 +245,9 @@ def check_methods(cls: type) -> None:
             raise TypeError(f"{cls.__name__}.{name}={value!r}: is a method. Define a function.")
 
 
-def _parse_record(location: str, record: str | dict[str, Any]) -> PredictInput:
-    if isinstance(record, str):
-        record = record.strip()
-        if record.startswith("{"):
-            record = parse_object(location, record)
-    return PredictInput(location, record)
+def _parse_record(file_name: str, location: str, record: str | dict[str, Any]) -> PredictInput:
+    content = parse_line(location, record, file_name) if isinstance(record, str) else record
+    return PredictInput(location, content)
 
 
 def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
@@ -254,7 +255,7 @@ def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterable[Pred
 
     Files whose names end in `.jsonl`, `.ndjson` or `.json` are read as by `Pipeline.parse_lines`.
     """
-    if file_format(epath.Path(file_name)) in JSON_SUFFIXES:
+    if is_json_file(file_name):
         return Pipeline.parse_lines(lines, file_name)
     return (PredictInput(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
 

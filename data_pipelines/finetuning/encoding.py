@@ -67,18 +67,19 @@ def encode_texts(
       InputError: "head_tail" or "windows" for pairs, or `max_seq_length` is too small.
     """
     encode = encode or tokenizer.encode
-    check_truncation(truncation, data.text_pairs is not None)
-    num_texts = 1 if data.text_pairs is None else 2  # of an example
-    room = max_seq_length - (num_texts + 1)  # [CLS], and [SEP] after each text
-    if room < num_texts:
+    text_pairs = data.text_pairs or [None] * len(data)
+    has_pairs = any(text is not None for text in text_pairs)
+    check_truncation(truncation, has_pairs)
+    if max_seq_length < (5 if has_pairs else 3):  # a token of each text, [CLS] and [SEP]
         raise InputError(f"max_seq_length={max_seq_length}: no space for text. Raise it.")
     rows: list[list[int]] = []
     prefix_lengths: list[int] = []
     text_indices: list[int] = []
     truncated: list[int] = []
-    for number, text in enumerate(data.texts):
+    for number, (text, text_pair) in enumerate(zip(data.texts, text_pairs, strict=True)):
         first = encode(text)
-        second = None if data.text_pairs is None else encode(data.text_pairs[number])
+        second = None if text_pair is None else encode(text_pair)
+        room = max_seq_length - (2 if second is None else 3)  # [CLS], and [SEP] after each text
         is_too_long = len(first) + len(second or ()) > room
         if is_too_long and truncation != "windows":
             truncated.append(number)

@@ -79,7 +79,7 @@ class SequenceClassificationDataset:
       name: name for error messages.
       locations: file and line of each example, for error messages.
       texts: the texts, or the first texts of pairs.
-      text_pairs: the second texts; None for single texts.
+      text_pairs: the second texts, None for a single text; None if all texts are single.
       values: class name, tuple of label names or number of each example; None if unlabeled.
       ids: unique ids of the examples; None if they have none.
       eval_set_names: name of each example's eval set; None for a single set.
@@ -90,7 +90,7 @@ class SequenceClassificationDataset:
     name: str
     locations: list[str]
     texts: list[str]
-    text_pairs: list[str] | None = None
+    text_pairs: Sequence[str | None] | None = None
     values: list[Any] | None = None
     ids: list[str] | None = None
     eval_set_names: list[str] | None = None
@@ -103,7 +103,7 @@ class SequenceClassificationDataset:
     @property
     def all_texts(self) -> list[str]:
         """All texts, then all second texts."""
-        return self.texts + (self.text_pairs or [])
+        return self.texts + [text for text in self.text_pairs or () if text is not None]
 
     def select(self, indices: Sequence[int]) -> "SequenceClassificationDataset":
         """Return the examples at `indices`; without ids these become their ids."""

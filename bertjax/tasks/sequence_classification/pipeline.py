@@ -83,14 +83,23 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         columns = dataclasses.replace(columns_from_config(self.config), id="")
         rows = [_to_table_row(item, columns) for item in inputs]
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
-        for row in rows:
-            if _PAIR_KEY in row.values and _PAIR_KEY not in (*columns.text, *columns.text_pair):
+        names = (*columns.text, *columns.text_pair)
+        data = dataset_from_rows("input", rows, columns, False)
+        texts = [{name: row.values[name] for name in names} for row in rows]
+        # Rows of a published model may be texts and pairs; null stands for no second text.
+        if pairs := {
+            number: row
+            for number, row in enumerate(rows)
+            if _PAIR_KEY not in names and row.values.get(_PAIR_KEY) is not None
+        }:
+            text_pairs: list[str | None] = [None] * len(rows)
+            for number, row in pairs.items():
                 if not is_published:
                     _reject_pair(row.location, columns)
-                columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
-        eval_set = self._encode(dataset_from_rows("input", rows, columns, False))
-        names = (*columns.text, *columns.text_pair)
-        texts = [{name: row.values[name] for name in names} for row in rows]
+                text_pairs[number] = row.text((_PAIR_KEY,))
+                texts[number][_PAIR_KEY] = row.values[_PAIR_KEY]
+            data = dataclasses.replace(data, text_pairs=text_pairs)
+        eval_set = self._encode(data)
         return eval_set.batches(), (texts, eval_set)
 
     def postprocess(
@@ -143,7 +152,11 @@ def _reject_pair(location: str, columns: TableColumns) -> None:
 def _to_table_row(item: PredictInput, columns: TableColumns) -> TableRow:
     location, content = item
     if not isinstance(content, str):
-        return TableRow(location, dict(content))
+        values = dict(content)
+        for names in (columns.text, columns.text_pair):
+            if len(names) > 1 and not values.keys().isdisjoint(names):
+                values = dict.fromkeys(names) | values  # joined, some may be missing
+        return TableRow(location, values)
     if columns.text_pair or len(columns.text) > 1:
         names = (*columns.text, *columns.text_pair)
         keys = ", ".join(f'"{name}": "..."' for name in names)

@@ -30,7 +30,6 @@ from data_pipelines.finetuning.token_classification.sentences import (
 )
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
-from data_pipelines.vocabulary.basic_tokenization import is_blank
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
@@ -40,7 +39,7 @@ class ParsedWords(NamedTuple):
     Attributes:
       text: running text; None if the input is a list of words.
       sentence: its words.
-      offsets: first and last character of each word in the text.
+      offsets: start (inclusive) and end (exclusive) of each word in the text.
     """
 
     text: str | None
@@ -174,9 +173,9 @@ def _parse_input(location: str, content: Content, tokenizer: Tokenizer) -> Parse
         (sentence,) = sentences_from_rows([TableRow(location, dict(content))])
         return ParsedWords(None, dataclasses.replace(sentence, tags=None), [])
     text = content if isinstance(content, str) else content["text"]
-    if not isinstance(text, str) or is_blank(text):
+    offsets = list(word_offsets(text, tokenizer)) if isinstance(text, str) else []
+    if not offsets:
         raise InputError(f'{location}: "text" is {text!r}. Write some text, or a list "words".')
-    offsets = list(word_offsets(text, tokenizer))
     words = [text[start:end] for start, end in offsets]
     return ParsedWords(text, TaggedSentence(words, None, [location] * len(words)), offsets)
 

@@ -5,18 +5,22 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from data_pipelines.vocabulary.basic_tokenization import is_blank
+from data_pipelines.vocabulary.basic_tokenization import basic_tokenize_with_offsets, is_blank
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
+# Punctuation within a number, such as 1,000 or 12:30, and between the letters of an abbreviation
+# such as U.S. CoNLL-2003, OntoNotes and Universal Dependencies have words of these, whose first
+# token alone has a tag. The tags of the others are not trained.
+_JOINT = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=(?<!\w)[^\W\d_])\.(?=[^\W\d_](?!\w))")
 
 
 def word_offsets(text: str, tokenizer: Tokenizer | None = None) -> Iterator[tuple[int, int]]:
-    """Yield first and last character of each word of running text.
+    """Yield start (inclusive) and end (exclusive) of each word of running text.
 
-    Words are separated by spaces. Each punctuation mark at either end of a word, and each
-    ideograph, is a word.
+    Words are those of BERT's basic tokenization, as in the pipelines of transformers: each
+    punctuation character and each CJK character is a word. Numbers such as 1,000 and abbreviations
+    such as U.S stay whole. Control and format characters at the ends of a word are left out, and
+    so is a combining mark that follows a space: they have no tokens.
 
     Args:
       text: the text.
@@ -33,19 +37,17 @@ def word_offsets(text: str, tokenizer: Tokenizer | None = None) -> Iterator[tupl
 
 
 def _split(text: str) -> Iterator[tuple[int, int]]:
-    """Yield first and last character of each word of a text without added tokens."""
-    for run in _UNSPACED.finditer(text):
-        # An accent, a vowel sign or a joiner belongs to the character before it.
-        starts = [
-            at for at in range(*run.span()) if at == run.start() or not _is_combining(text[at])
-        ]
-        ends = [*starts[1:], run.end()]
-        letters = [n for n, at in enumerate(starts) if text[at].isalnum() or text[at] == "_"]
-        if letters:
-            first, last = letters[0], letters[-1]
-            del starts[first + 1 : last + 1], ends[first:last]
-        yield from zip(starts, ends, strict=True)
-
-
-def _is_combining(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
+    """Yield start and end of each word of a text without added tokens."""
+    joints = {match.start() for match in _JOINT.finditer(text)}
+    first = last = 0  # of the word that is not yet complete
+    for word in basic_tokenize_with_offsets(text, cased=True, strip_accents=False):
+        # A combining mark belongs to the punctuation character before it, as in the last word.
+        start, end = max(word.starts[0], last), word.ends[-1]
+        if last and (start in joints or last - 1 in joints):
+            last = end
+        elif start < end and not all(unicodedata.category(char) == "Mn" for char in word.word):
+            if last:
+                yield first, last
+            first, last = start, end
+    if last:
+        yield first, last

@@ -118,9 +118,12 @@ def _report(
             name, counts["spans"], len(rows), key, span.label, shown.text[span.start : span.end],
         )  # fmt: skip
     if counts["cut"] > _MAX_BAD_FRACTION * counts["spans"] and not fix_tags:
+        # Words split at the spans would have tokens that no text has whose spans are unknown.
         raise InputError(
             f"{example}: {counts['cut']} of {counts['spans']} spans begin or end within a word. "
-            "Fix the offsets, or tag whole words with data.fix_tags=True."
+            "Fix the offsets if they are wrong. If words are written together, as in Thai or "
+            "Korean, write them in a list with their tags, or tag whole words with "
+            "data.fix_tags=True."
         )
     if counts["cut"]:
         _log.warning(
