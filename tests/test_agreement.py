@@ -1,5 +1,6 @@
 """Processes that disagree: every kind is named on both within a minute."""
 
+import argparse
 import contextlib
 import functools
 import importlib.metadata
@@ -10,6 +11,9 @@ import pytest
 from conftest import TOKENIZER, sample_text
 from program import Program
 
+from bertjax.cli import sweep, train
+from bertjax.cli.distributed import _facts
+from bertjax.config.config import Config
 from bertjax.mesh import agreement
 from bertjax.mesh.agreement import check_agreement, describe_disagreement
 from data_pipelines.corpus.options import CorpusOptions
@@ -31,6 +35,38 @@ def test_describe_disagreement_names_fields_and_values() -> None:
 
 def test_check_agreement_does_nothing_for_a_single_process() -> None:
     check_agreement({"a": object()}, 1)
+
+
+def facts_of(command, *words: str) -> dict[str, object]:
+    """Return what processes compare of a command with some arguments."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--config", "glue", "--workdir", "runs/x", *words])
+    args.subcommand = "test"
+    return _facts(args, Config())
+
+
+SEARCH = ["--search=tpe", "--range=a=1..2", "--trials=9"]
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        (["--search=random", *SEARCH[1:]], "search='tpe': process 1 has 'random'"),
+        ([*SEARCH, "--range=b=1..2"], "range=['a=1..2']: process 1 has ['a=1..2', 'b=1..2']"),
+        ([*SEARCH, "--trials=8"], "trials=9: process 1 has 8"),
+        ([*SEARCH, "--prune"], "prune=False: process 1 has True"),
+    ],
+)
+def test_facts_have_the_options_of_a_search(words: list[str], difference: str) -> None:
+    text = describe_disagreement([facts_of(sweep, *SEARCH), facts_of(sweep, *words)])
+    assert text.startswith(f"{difference}.")
+
+
+def test_facts_have_the_version_of_optuna_in_a_search_alone() -> None:
+    assert "version of optuna" in facts_of(sweep, *SEARCH)
+    assert "version of optuna" not in facts_of(sweep, "--grid=a=1,2")
+    assert "version of optuna" not in facts_of(train)
 
 
 def set_version() -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: saved in the background, restored bit-identical, verified by digests."""
 
+import errno
 import pathlib
 import shutil
 import threading
@@ -20,6 +21,7 @@ from checkpoint_states import (
 )
 from etils import epath
 
+from bertjax.checkpointing import checkpointer
 from bertjax.checkpointing.checkpointer import Checkpointer, CheckpointError
 from bertjax.checkpointing.integrity import delete_checkpoint, find_damage, is_unfinished
 from bertjax.checkpointing.lookup import find_checkpoint
@@ -259,6 +261,55 @@ def test_failed_save_leaves_earlier_checkpoints_and_nothing_else(checkpoints, ta
     assert not checkpoints.path(30).exists()
     assert checkpoints.all_steps() == [10, 20]
     assert equal(checkpoints.restore(target), make_state(20))
+
+
+@pytest.mark.seconds
+def test_failed_save_names_the_reason_and_the_file(checkpoints) -> None:
+    def exceed(path: epath.Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path / "config.json"))
+
+    with pytest.raises(CheckpointError, match=r"\(.*Disk quota exceeded: '.*/config\.json'\)"):
+        checkpoints.save(make_state(30), exceed)
+        checkpoints.wait_until_finished()
+
+
+@pytest.mark.seconds
+def test_old_checkpoint_that_cannot_be_deleted_is_a_warning(
+    tmp_path, target, monkeypatch, caplog
+) -> None:
+    def fail(path: epath.Path) -> None:
+        if path.name == "00000010" and path.exists():
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        delete_checkpoint(path)
+
+    checkpoints = Checkpointer(tmp_path, max_to_keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer, "delete_checkpoint", fail)
+        save(checkpoints, 10, 20, 30)
+        checkpoints.delete_old(30)  # as at the start of a run
+    finished = [path.name for path in checkpoints.pop_finished()]
+    assert finished == ["00000010", "00000020", "00000030"] and checkpoints.all_steps() == [10, 30]
+    assert "00000010: not deleted: [Errno 39] Directory not empty" in caplog.text
+    checkpoints.delete_old(30)
+    assert checkpoints.all_steps() == [30]
+
+
+@pytest.mark.seconds
+def test_unfinished_checkpoint_that_cannot_be_deleted_is_a_warning(
+    checkpoints, monkeypatch, caplog
+) -> None:
+    (checkpoints.path(20) / "files.json").unlink()
+    (checkpoints.path(10) / "files.json").unlink()
+
+    def fail(path: epath.Path) -> None:
+        if path.name == "00000010":
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        delete_checkpoint(path)
+
+    monkeypatch.setattr(checkpointer, "delete_checkpoint", fail)
+    checkpoints.delete_unfinished()
+    assert "00000010: not deleted: [Errno 116] Stale file handle" in caplog.text
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["00000010"]
 
 
 @pytest.mark.seconds

@@ -76,7 +76,11 @@ def test_resolve_keeps_a_keep_period_of_zero_percent() -> None:
         ),
         ({"steps": 0}, "steps=0: is 0 steps. Use at least 1"),
         ({"steps": 10, "log_every": 0}, "log_every=0: is 0 steps"),
-        ({"log_every": "5 minutes"}, "log_every='5 minutes': only steps, eval_every"),
+        ({"log_every": "5 minutes"}, "log_every='5 minutes': only steps, eval_every and"),
+        (
+            {"keep_period": "2 hours"},
+            "keep_period='2 hours': is a time, which needs a run with a time budget",
+        ),
         ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours': is 0. Use more"),
         ({"steps": 10, "log_every": "0%"}, "log_every='0%': is 0 steps"),
         ({"steps": 10, "optimizer": {"warmup": 11}}, "optimizer.warmup=11: is not from 0"),

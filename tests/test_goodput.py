@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from etils import epath
+from pretraining_runs import make_run_config
 from processes import Command, fail_at, run
 from program import PRETRAIN
 
 from bertjax.reports.run import read_run, render_run
+from bertjax.training.setup import make_trainer
+from bertjax.training.trainer import Trainer
 from bertjax.workdir import goodput
 from bertjax.workdir.goodput import (
     GOODPUT_FILE,
@@ -35,6 +38,7 @@ def clock(monkeypatch) -> SimpleNamespace:
 def train(workdir: epath.Path, clock: SimpleNamespace, first: int, last: int) -> GoodputClock:
     """Pass 2 s of startup, 3 s of compilation, and 10 s with 1 s of data for each step."""
     session = GoodputClock(workdir, clock.now)
+    session.read_earlier()
     clock.now += 2
     session.switch("compilation")
     clock.now += 3
@@ -70,6 +74,35 @@ def test_goodput_divides_time_and_counts_repeated_steps_as_lost(tmp_path, clock)
     fractions = session.fractions()
     assert fractions["goodput"] == 54 / 196 and fractions["lost_work_fraction"] == 21.5 / 196
     assert set(fractions) == {"goodput"} | {f"{part}_fraction" for part in PARTS[1:]}
+
+
+def test_goodput_keeps_what_a_predecessor_writes_until_it_releases_the_workdir(
+    tmp_path, clock
+) -> None:
+    workdir = epath.Path(tmp_path)
+    successor = GoodputClock(workdir, clock.now)  # waits for the lock
+    train(workdir, clock, 1, 4)
+    successor.read_earlier()
+    successor.switch("steps")
+    clock.now += 10
+    successor.end_step(4, 0.0)  # which is repeated
+    successor.write()
+    assert [session.last_step for session in read_sessions(workdir)] == [4, 4]
+    assert read_sessions(workdir)[1].seconds["lost_work"] == 10
+
+
+@pytest.mark.seconds
+def test_trainer_reads_earlier_sessions_once_it_holds_the_workdir(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    trainer = make_trainer(make_run_config(corpus), tmp_path)
+    predecessor = GoodputClock(epath.Path(tmp_path), time.time())
+    predecessor.end_step(7, 0.0)
+    predecessor.write()
+    monkeypatch.setattr(Trainer, "_loop", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert [session.last_step for session in read_sessions(epath.Path(tmp_path))] == [7, 0]
 
 
 def test_goodput_is_written_every_few_seconds_by_one_process(tmp_path, clock) -> None:

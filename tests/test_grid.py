@@ -1,4 +1,4 @@
-"""Grids have distinct configurations."""
+"""The runs of a grid: distinct configurations that several runs in one program can have."""
 
 import pathlib
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import toy_tasks
 from bertjax.config.config import Config
 from bertjax.sweeps.grid import make_trials
 from bertjax.sweeps.search import Search
+from bertjax.sweeps.sweep import sweep
 from data_pipelines.errors import InputError
 
 
@@ -46,3 +47,31 @@ def test_search_rejects_two_texts_of_a_choice() -> None:
 def test_points_differ_in_any_field_and_runs_in_their_seeds() -> None:
     trials = make_trials(load, ["optimizer.learning_rate=1e-3,1.1e-3", "batch_size=8,16"], 2)
     assert len({(trial.label, trial.config.seed) for trial in trials}) == 8
+
+
+FIELDS = {"best_metric": "loss", "steps": 20, "batch_size": 16}
+CASES = [
+    ("tensorboard", "parameters", "tensorboard='parameters': a sweep trains several runs in para"),
+    ("early_stopping", 2, "early_stopping=2: a sweep trains several runs in one program, which"),
+    (
+        "batch_size_rampup",
+        4,
+        "batch_size_rampup=4: a sweep trains several runs in one program, of one batch size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), CASES)
+def test_sweep_rejects_what_parallel_runs_cannot_have(tmp_path, name, value, message) -> None:
+    with pytest.raises(InputError, match=message):
+        sweep([], Config(**FIELDS | {name: value}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "value", "message"), CASES)
+def test_make_trials_rejects_a_value_that_parallel_runs_cannot_have(name, value, message) -> None:
+    def load(fields: Mapping[str, str]) -> Config:
+        return Config(**FIELDS | {field: type(value)(text) for field, text in fields.items()})
+
+    with pytest.raises(InputError, match=message):
+        make_trials(load, [f"{name}={value}"], 1)

@@ -358,7 +358,7 @@ def home(toys, tmp_path_factory) -> pathlib.Path:
     """A folder with what the documents' examples name."""
     path = tmp_path_factory.mktemp("home")
     write_model(path / "models" / "base", "fill_mask", max_length=128)
-    write_model(path / "models" / "moods", "classify")
+    write_model(path / "runs" / "moods", "classify")
     (path / "reviews").mkdir()
     for name, source in (("train", "train"), ("dev", "dev"), ("other", "dev")):
         (path / "reviews" / f"{name}.csv").write_bytes((toys / f"{source}.csv").read_bytes())

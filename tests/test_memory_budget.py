@@ -8,6 +8,7 @@ import resource
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pretraining_runs
 import pytest
 from config_loading import PRETRAIN
@@ -19,6 +20,7 @@ from bertjax.config.config import Config
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.memory import available_host_memory, failed_allocation_bytes
 from bertjax.steps.step_functions import StepFunctions
+from bertjax.steps.train_step import TrainState
 from bertjax.training import memory_budget
 from bertjax.training.memory_budget import (
     MemoryBudget,
@@ -131,6 +133,75 @@ def test_check_evaluation_suggests_a_batch_size() -> None:
     )
     with pytest.raises(InputError, match=fix):
         check_evaluation(step_functions, objective, reserved_bytes=10 * MIB, limit=30 * MIB)
+
+
+def device_arrays(num_bytes: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of bytes that every device has."""
+    sharding = jax.NamedSharding(make_mesh(8, 1, 1), jax.P())
+    return jax.ShapeDtypeStruct((num_bytes,), np.uint8, sharding=sharding)
+
+
+def make_budget(config: Config, teacher_bytes: int = 0, num_runs: int = 1) -> MemoryBudget:
+    """Return the budget of 10 MiB of parameters, 20 of moments and a teacher on accelerators."""
+    params, constants = device_arrays(10 * MIB), device_arrays(MIB)
+    step_functions = SimpleNamespace(
+        mesh=make_mesh(8, 1, 1),
+        param_shapes=params,
+        state_shapes=TrainState((), params, device_arrays(20 * MIB), {}),
+        constant_shapes=constants,
+        train_constant_shapes={"task": constants, "teacher": device_arrays(teacher_bytes)},
+        memory_bytes={"eval_step": 60 * MIB},
+    )
+    budget = MemoryBudget(config, SimpleNamespace(eval_batch_size=64), step_functions, num_runs)
+    budget._is_cpu, budget._copy_bytes = False, 0
+    return budget
+
+
+def test_check_evaluation_counts_a_teacher(corpus, monkeypatch) -> None:
+    monkeypatch.setattr(MemoryBudget, "_device_limit", lambda budget: 90 * MIB)
+    config = make_run_config(corpus)
+    make_budget(config, teacher_bytes=9 * MIB).check_evaluation()
+    with pytest.raises(InputError, match=r"an evaluation needs 100\.0 MiB a device"):
+        make_budget(config, teacher_bytes=20 * MIB).check_evaluation()
+
+
+@pytest.mark.parametrize(
+    ("remat", "limit", "fix"),
+    [
+        # 30 MiB of state and 30 of gradients, and 240 of activations that microbatches divide.
+        (
+            False,
+            200,
+            r"An estimate fits with --config\.model\.remat=True --config\.grad\S+=2; check",
+        ),
+        (
+            False,
+            130,
+            r"An estimate fits with --config\.model\.remat=True --config\.grad\S+=4; check",
+        ),
+        (
+            True,
+            130,
+            r"An estimate fits with --config\.gradient_accumulation_steps=4; check it with",
+        ),
+        # Without remat the smallest microbatch needs 90 MiB, with it less.
+        (False, 80, r"Try --config\.model\.remat=True --config\.grad\S+=8; check it with"),
+        (True, 80, r"Even one sequence at a time does not fit"),
+        (False, 50, r"Even one sequence at a time does not fit"),
+    ],
+)
+def test_suggest_fix_without_compilations_claims_an_estimate_only_with_one(
+    corpus, remat: bool, limit: int, fix: str
+) -> None:
+    """Nothing is compiled with several processes, or several runs in one program."""
+    budget = make_budget(make_run_config(corpus, model__remat=remat), num_runs=2)
+    assert re.match(fix, budget.suggest_fix(limit * MIB, 270 * MIB))
+
+
+def test_suggest_fix_without_microbatches_names_remat(corpus) -> None:
+    budget = make_budget(make_run_config(corpus, batch_size=8), num_runs=2)
+    expected = "Try --config.model.remat=True; check it with `bertjax preflight`."
+    assert budget.suggest_fix(200 * MIB, 270 * MIB) == expected
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from bertjax.formats.stored_logits import LogitsWriter, StoredClasses
 from bertjax.mesh.memory import format_bytes
 from bertjax.model.bert import init_params
 from bertjax.model.bert_config import BertConfig
+from bertjax.preflight import analysis
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.estimates import estimate_tpu
 from bertjax.preflight.hlo import InstructionCost
@@ -324,6 +325,26 @@ def test_preflight_prints_a_fix_that_fits(tmp_path) -> None:
     assert text.startswith("does NOT fit v5e:2x2")
     assert text.splitlines()[-1].startswith("with --config.model.remat=True")
     assert ": fits v5e:2x2" in text.splitlines()[-1]
+
+
+@pytest.mark.seconds
+def test_preflight_counts_a_teacher_beside_an_evaluation(tmp_path, monkeypatch) -> None:
+    reserved: list[int] = []
+
+    def analyze(*arguments: object) -> ProgramReport:
+        reserved.append(arguments[-1])
+        figures = {"hbm_bytes": 0, "model_flops": 0.0, "compile_seconds": 0.0}
+        return ProgramReport(fits=True, per_device_batch_size=1, **figures)
+
+    monkeypatch.setattr(analysis, "_analyze_function", analyze)
+    teacher = BertConfig(1000, 3, 128, 2, max_position_embeddings=512)
+    model = write_hf(draw_model(teacher, None, "pooler", "mlm", "nsp"), tmp_path / "teacher")
+    plain = preflight(make_config(), Topology("cpu:1"))
+    online = preflight(make_config(**{"distill.teacher": model}), Topology("cpu:1"))
+    added = [after - before for before, after in zip(reserved[:3], reserved[3:], strict=True)]
+    state = added[0]  # sums of the losses of distillation
+    assert plain.teacher_bytes == 0 < online.teacher_bytes
+    assert added == [state, state + online.teacher_bytes, 0]
 
 
 @pytest.mark.slow

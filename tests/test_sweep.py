@@ -98,13 +98,6 @@ def test_make_trials_rejects_an_invalid_grid(toys, grid, seeds, message) -> None
         trials_of(toys, grid, seeds)
 
 
-def test_sweep_rejects_tensorboard_summaries(toys, tmp_path) -> None:
-    config = dataclasses.replace(base_config(toys), tensorboard="parameters")
-    with pytest.raises(InputError, match="a sweep trains several"):
-        sweep(trials_of(toys, ["batch_size=8"], 1), config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @given(st.integers(1, 99), st.integers(1, 99))
 def test_round_up_runs_fills_every_device(runs: int, devices: int) -> None:
     rounded = round_up_runs(runs, devices)

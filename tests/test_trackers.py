@@ -148,6 +148,14 @@ class Mlflow(types.ModuleType):
         self.runs[run_id] = {"name": run_name, "metrics": [], "params": {}, "status": ["RUNNING"]}
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
 
+    def get_run(self, run_id: str) -> types.SimpleNamespace:
+        newest = {key: value for key, value, _ in self.runs[run_id]["metrics"]}
+        return types.SimpleNamespace(data=types.SimpleNamespace(metrics=newest))
+
+    def get_metric_history(self, run_id: str, key: str) -> list[types.SimpleNamespace]:
+        lines = self.runs[run_id]["metrics"]
+        return [types.SimpleNamespace(step=step) for name, _, step in lines if name == key]
+
     def update_run(self, run_id: str, status: str) -> None:
         self.runs[run_id]["status"].append(status)
 
@@ -176,11 +184,26 @@ def test_mlflow_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
         log(make_tracker("mlflow", Config(seed=7), tmp_path / name))
     resumed, other = mlflow.runs.values()
     lines = [("train/loss", 2.5, 1), ("eval/mlm_loss", 2.0, 2)]
-    assert resumed["metrics"] == lines * 2 and other["metrics"] == lines
+    assert resumed["metrics"] == lines and other["metrics"] == lines
     assert resumed["status"] == ["RUNNING", "FINISHED"] * 2
     assert (resumed["name"], other["name"]) == ("x", "other")
     assert resumed["params"]["seed"] == "7" and "optimizer.b1" in resumed["params"]
     assert [*mlflow.experiments] == ["bertjax"]
+
+
+def test_mlflow_run_that_is_resumed_takes_no_line_twice(monkeypatch, tmp_path) -> None:
+    """The run of steps 1 to 5 is killed, and resumed from the checkpoint of step 2."""
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow := Mlflow())
+    for first, last in ((1, 5), (3, 7)):
+        tracker = make_tracker("mlflow", Config(), tmp_path)
+        for step in range(first, last + 1):
+            tracker.log(step, "train", {"mfu": None, "loss": float(step)})
+            if step % 2 == 0:
+                tracker.log(step, "eval", {"new": 1.0, "f1": 0.5} if first > 1 else {"f1": 0.5})
+        tracker.close("killed")
+    (run,) = mlflow.runs.values()
+    steps = {key: [s for k, _, s in run["metrics"] if k == key] for key, *_ in run["metrics"]}
+    assert steps == {"train/loss": [*range(1, 8)], "eval/f1": [2, 4, 6], "eval/new": [6]}
 
 
 def test_mlflow_learns_how_a_run_ended(monkeypatch, tmp_path) -> None:

@@ -150,6 +150,22 @@ def test_run_that_is_rejected_before_its_first_checkpoint_leaves_nothing(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.seconds
+def test_rejected_run_leaves_no_clock_and_no_tracker_for_the_next(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    def reject(trainer: train_module.Trainer, state: object) -> None:
+        for name in ("budget.json", "goodput.json", "wandb.json", "mlflow.json"):
+            (trainer.workdir / name).write_text("[]")
+        raise InputError("batch_size=9: a step takes too much memory.")
+
+    monkeypatch.setattr(train_module.Trainer, "_loop", reject)
+    monkeypatch.setattr(train_module.GoodputClock, "write", lambda clock: None)
+    with pytest.raises(InputError, match="too much memory"):
+        make_trainer(make_run_config(corpus), tmp_path / "run").train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_workdir_of_a_sweep_is_rejected(corpus, tmp_path) -> None:
     (tmp_path / "parallel_runs").mkdir()
     with pytest.raises(

@@ -33,12 +33,14 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from bertjax.checkpointing.integrity import (
-    MANIFEST_FILE,
+    UnreadableError,
     check_disk_space,
     checkpoint_name,
     delete_checkpoint,
     find_damage,
+    is_finished,
     is_unfinished,
+    list_directory,
     mark_finished,
     step_of,
 )
@@ -59,7 +61,7 @@ from bertjax.checkpointing.state_items import (
     write_metric_sums,
 )
 from bertjax.errors import CommandError, LockLostError
-from bertjax.faults import fault_point
+from bertjax.faults import InjectedFaultError, fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.watchdog import note_progress
 from bertjax.model.losses import Sums
@@ -107,11 +109,13 @@ class Checkpointer:
         self._finished: list[int] = []
 
     def all_steps(self) -> list[int]:
-        """Return the steps of the finished checkpoints, ascending."""
-        if not self.directory.exists():
-            return []
-        paths = [path for path in self.directory.iterdir() if step_of(path) is not None]
-        return sorted(int(path.name) for path in paths if (path / MANIFEST_FILE).exists())
+        """Return the steps of the finished checkpoints, ascending.
+
+        Raises:
+          UnreadableError: the directory cannot be read.
+        """
+        paths = [path for path in list_directory(self.directory) if step_of(path) is not None]
+        return sorted(int(path.name) for path in paths if is_finished(path))
 
     def steps_by_preference(self) -> list[int]:
         """Return the steps in the order in which to use them.
@@ -214,48 +218,73 @@ class Checkpointer:
             concurrent.futures.wait([self._saving])
 
     def delete_unfinished(self) -> None:
-        """Delete what killed saves left; only the run that owns the directory may call it."""
-        self._confirm()
-        if self.directory.exists():
-            for path in self.directory.iterdir():
-                if is_unfinished(path):
-                    delete_checkpoint(path)
+        """Delete what killed saves left; only the run that owns the directory may call it.
+
+        A directory that cannot be deleted is a warning.
+        """
+        with _warn_of_failed_deletion(self.directory):
+            self._confirm()
+            for path in list_directory(self.directory):
+                with _warn_of_failed_deletion(path):
+                    if is_unfinished(path):
+                        delete_checkpoint(path)
 
     def restore(self, target: TrainState) -> TrainState | None:
         """Return the newest intact state; None if there is no checkpoint at all.
 
-        A damaged checkpoint is logged and the one before it is tried.
+        A damaged checkpoint is logged and the one before it is tried. One that cannot be read is an
+        error: the run would repeat steps that a later attempt can restore.
 
         Args:
           target: `jax.ShapeDtypeStruct` with shardings; they decide where arrays go.
 
         Raises:
-          CheckpointError: there are checkpoints and none is intact.
+          CheckpointError: there are checkpoints and none is intact, or one cannot be read.
         """
-        (step,) = distributed.broadcast_from_process_0(
-            lambda: [self.first_intact_step(self.all_steps()[::-1])], 1
-        )
+
+        def find() -> list[int]:
+            try:
+                steps = self.all_steps()[::-1]
+                return [self.first_intact_step(steps, skips_unreadable=False)]
+            except UnreadableError as error:
+                raise CheckpointError(error) from error
+
+        (step,) = distributed.broadcast_from_process_0(find, 1)
         state = restore_state(self.path(step), target) if step >= 0 else None
         note_progress()
         return state
 
-    def first_intact_step(self, steps: Sequence[int], ignored_dir: str = "") -> int:
+    def first_intact_step(
+        self, steps: Sequence[int], ignored_dir: str = "", *, skips_unreadable: bool = True
+    ) -> int:
         """Return the first step whose checkpoint is intact; -1 if there are no steps.
 
         Args:
           steps: in the order in which they are tried.
           ignored_dir: a directory of the checkpoints that need not be intact.
+          skips_unreadable: whether the next checkpoint is tried if one cannot be read.
 
         Raises:
           CheckpointError: none is intact.
+          UnreadableError: one cannot be read and is not skipped.
         """
+        unreadable: UnreadableError | None = None
         for step in steps:
             path = self.path(step)
-            damage = find_damage(path, ignored_dir)
+            try:
+                damage = find_damage(path, ignored_dir)
+            except UnreadableError as error:
+                if not skips_unreadable:
+                    raise
+                unreadable = error
+                _log.warning("%s Trying another checkpoint.", error)
+                continue
             if damage is None:
                 return step
-            if (path / MANIFEST_FILE).exists():  # else its run has deleted it
+            if is_finished(path):  # else its run has deleted it
                 _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
+        if unreadable:  # which may be intact
+            raise CheckpointError(unreadable)
         if steps:
             raise CheckpointError(
                 f"{self.directory}: no checkpoint is intact. Restore one from a backup, or delete "
@@ -266,7 +295,7 @@ class Checkpointer:
     def _make_room(self, step: int, state: TrainState) -> None:
         """Delete a damaged or unfinished checkpoint of the step, and check the free disk space."""
         path = self.path(step)
-        if path.exists() and not ((path / MANIFEST_FILE).exists() or is_unfinished(path)):
+        if path.exists() and not (is_finished(path) or is_unfinished(path)):
             raise FileExistsError("the directory exists and is not a checkpoint")
         self._confirm()
         delete_checkpoint(path)
@@ -291,9 +320,9 @@ class Checkpointer:
                 write_metric_sums(self.path(step), metric_sums)
                 mark_finished(self.path(step), write_metadata, self._confirm)
         fault_point("save.after_manifest")
+        self._finished.append(step)
         if distributed.is_process_0():
             self.delete_old(step)
-        self._finished.append(step)
         note_progress()
 
     @contextlib.contextmanager
@@ -308,32 +337,48 @@ class Checkpointer:
                 if isinstance(cause, jax.errors.JaxRuntimeError):  # another process was lost
                     raise cause from None
             if distributed.is_process_0():
-                try:
-                    self.delete_unfinished()
-                except LockLostError:
-                    raise
-                except Exception as failure:  # maybe the same; the first one is raised
-                    _log.warning("%s: unfinished checkpoints remain: %s.", self.directory, failure)
-            # The outermost of Orbax's chained messages says least.
-            reason = str(error).strip().split(": ")[-1] or type(error).__name__
+                self.delete_unfinished()
             raise CheckpointError(
                 f"{self.path(step)}: the checkpoint of step {step} could not be written "
-                f"({reason}); earlier checkpoints are intact. Fix this, for example free disk "
-                "space, and run the same command again."
+                f"({_describe(error)}); earlier checkpoints are intact. Fix this, for example "
+                "free disk space, and run the same command again."
             ) from error
 
     def delete_old(self, newest: int) -> None:
-        """Delete the checkpoints up to a step that the policy does not keep."""
-        # A later checkpoint is damaged, or the run would have resumed from it.
-        steps = [step for step in self.all_steps() if step <= newest]
-        infos = [read_info(step, self.path(step), self.best_metric) for step in steps]
-        kept = self._policy.should_preserve(
-            infos, context=checkpoint_managers.PreservationContext()
-        )
-        self._confirm()
-        for step, keep in zip(steps, kept, strict=True):
-            if not keep:
-                delete_checkpoint(self.path(step))
+        """Delete the checkpoints up to a step that the policy does not keep.
+
+        One that cannot be deleted is a warning: the newest one is saved, and the run continues.
+        """
+        with _warn_of_failed_deletion(self.directory):
+            # A later checkpoint is damaged, or the run would have resumed from it.
+            steps = [step for step in self.all_steps() if step <= newest]
+            infos = [read_info(step, self.path(step), self.best_metric) for step in steps]
+            kept = self._policy.should_preserve(
+                infos, context=checkpoint_managers.PreservationContext()
+            )
+            self._confirm()
+            for step, keep in zip(steps, kept, strict=True):
+                if not keep:
+                    with _warn_of_failed_deletion(self.path(step)):
+                        delete_checkpoint(self.path(step))
+
+
+@contextlib.contextmanager
+def _warn_of_failed_deletion(path: epath.Path) -> Iterator[None]:
+    """Log an error of the block as a warning, except that the workdir is lost."""
+    try:
+        yield
+    except (LockLostError, InjectedFaultError):
+        raise
+    except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
+        _log.warning("%s: not deleted: %s. The next start tries again.", path, error)
+
+
+def _describe(error: Exception) -> str:
+    """Return the reason of an error: the outermost of Orbax's chained messages says least."""
+    if isinstance(error, OSError):  # "[Errno 28] No space left on device: FILE"
+        return str(error)
+    return str(error).strip().split(": ")[-1] or type(error).__name__
 
 
 def absolute_path(path: epath.PathLike) -> epath.Path:

@@ -5,10 +5,14 @@ import json
 import os
 import re
 import shutil
+import stat
+import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from etils import epath
 
+from bertjax.errors import CommandError
 from bertjax.faults import fault_point
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import thread_map
@@ -20,7 +24,13 @@ _ORBAX_METADATA = "_CHECKPOINT_METADATA"
 _ORBAX_FILES = {_ORBAX_METADATA, "commit_success.txt"}
 # Files that are read at once: a bucket serves one of them at a fraction of the network's rate.
 _READERS = 8
+_RETRY_SECONDS = (1.0, 2.0, 4.0)  # pauses between attempts to read from a storage
 _UNFINISHED_NAME = re.compile(r"(\d{8,})\.orbax-checkpoint-tmp.*")
+T = TypeVar("T")
+
+
+class UnreadableError(CommandError):
+    """A file or directory of checkpoints cannot be read, which does not show that it is damaged."""
 
 
 def mark_finished(
@@ -49,32 +59,102 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
     Args:
       path: directory of the checkpoint.
       ignored_dir: a directory in it that is not checked.
+
+    Raises:
+      UnreadableError: a file exists and cannot be read, such as while a storage does not answer.
     """
     listing = path / MANIFEST_FILE
     try:
-        manifest = read_json_object(listing, {str: [(int, str)]}, "Use another checkpoint.")
+        manifest = retry_reads(listing, _read_manifest)
         files = {name: member_path(path, name, listing) for name in manifest}
     except InputError as error:
         return str(error).removeprefix(f"{path}/").rstrip(".")
 
     def find_difference(name: str) -> str | None:
         size, digest = (*manifest[name], None, None)[:2]
-        file = files[name]
-        if not file.exists():
-            return f"{name} is missing"
-        if not is_remote(file) and not os.path.isfile(file):  # a pipe may never end
-            return f"{name} is not a file"
-        try:
-            if (length := file.stat().length) != size:
-                return f"{name} has {length} bytes instead of {size}"
-            if file_digest(file) != digest:
-                return f"the content of {name} has changed"
-        except OSError as error:  # such as a file that a running run deletes
-            return f"{name} cannot be read ({error})"
-        return None
+
+        def compare(file: epath.Path) -> str | None:
+            try:
+                status = None if is_remote(file) else os.stat(file)
+                if status and not stat.S_ISREG(status.st_mode):
+                    return f"{name} is not a file"  # a pipe may never end
+                if (length := status.st_size if status else file.stat().length) != size:
+                    return f"{name} has {length} bytes instead of {size}"
+                if file_digest(file) != digest:
+                    return f"the content of {name} has changed"
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{name} is missing"
+            return None
+
+        return retry_reads(files[name], compare)
 
     names = [n for n in manifest if not (ignored_dir and n.startswith(f"{ignored_dir}/"))]
     return next(filter(None, thread_map(find_difference, names, _READERS)), None)
+
+
+def retry_reads(path: epath.Path, read: Callable[[epath.Path], T]) -> T:
+    """Return what a function reads from a path, after some attempts if it raises errors.
+
+    Raises:
+      InputError: as the function; it is not called again.
+      UnreadableError: the last attempt failed too.
+    """
+    for seconds in (*_RETRY_SECONDS, None):
+        try:
+            return read(path)
+        except InputError:
+            raise
+        except Exception as error:  # of any kind: TensorFlow's errors of a bucket are no OSErrors
+            if seconds is None:
+                raise UnreadableError(
+                    f"{path}: cannot be read ({error}). Run the same command again; if that does "
+                    "not help, repair the storage."
+                ) from error
+        time.sleep(seconds)
+    raise AssertionError
+
+
+def is_finished(path: epath.Path) -> bool:
+    """Return whether a directory has the manifest of a finished checkpoint.
+
+    Raises:
+      UnreadableError: the storage does not answer.
+    """
+    return retry_reads(path / MANIFEST_FILE, _exists)
+
+
+def list_directory(path: epath.Path) -> list[epath.Path]:
+    """Return the paths in a directory; none if it does not exist.
+
+    Raises:
+      UnreadableError: the storage does not answer.
+    """
+    return retry_reads(path, lambda path: list(path.iterdir()) if _exists(path) else [])
+
+
+def _exists(path: epath.Path) -> bool:
+    """Return whether a path exists.
+
+    `os.path.exists`, which epath calls, returns False for every error of a storage: a checkpoint
+    would count as unfinished and be deleted.
+    """
+    if is_remote(path):
+        return bool(path.exists())
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _read_manifest(listing: epath.Path) -> dict[str, list[int | str]]:
+    try:
+        return read_json_object(listing, {str: [(int, str)]}, "Use another checkpoint.")
+    except InputError as error:
+        cause = error.__context__
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            raise cause from None  # the storage's error, not that of a damaged file
+        raise
 
 
 def metadata_files(path: epath.Path) -> list[epath.Path]:
@@ -98,11 +178,14 @@ def is_unfinished(path: epath.Path) -> bool:
     """Return whether a directory is what a killed save or deletion left.
 
     A directory that somebody else wrote is not, whatever its name: Orbax's metadata must be in it.
+    A local one without any file is what a kill left between the last file and the directory.
     """
     if _UNFINISHED_NAME.fullmatch(path.name):
         return True
-    if step_of(path) is None or (path / MANIFEST_FILE).exists():
+    if step_of(path) is None or is_finished(path):
         return False
+    if not is_remote(path) and path.is_dir() and not os.listdir(path):
+        return True
     # In a bucket, where nothing is renamed, arrays may be written before the metadata.
     marks = (_ORBAX_METADATA, PARAMS_DIR, TRAINING_DIR) if is_remote(path) else (_ORBAX_METADATA,)
     return any((path / mark).exists() for mark in marks)

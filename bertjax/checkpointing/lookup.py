@@ -13,6 +13,7 @@ from bertjax.checkpointing.integrity import (
     MANIFEST_FILE,
     PARAMS_DIR,
     TRAINING_DIR,
+    UnreadableError,
     find_damage,
     mark_finished,
 )
@@ -36,11 +37,14 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
 
     Raises:
       InputError: there is no checkpoint.
-      CheckpointError: the checkpoint, or every one of the workdir, is damaged.
+      CheckpointError: the checkpoint, or every one of the workdir, is damaged or cannot be read.
     """
     checkpoint = find_unverified_checkpoint(path)
     if checkpoint == absolute_path(path):
-        damage = find_damage(checkpoint, TRAINING_DIR)
+        try:
+            damage = find_damage(checkpoint, TRAINING_DIR)
+        except UnreadableError as error:
+            raise CheckpointError(error) from error
         if damage is not None:
             raise CheckpointError(f"{checkpoint}: is damaged ({damage}). Use another checkpoint.")
         return checkpoint

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 _AGREEMENT_SECONDS = 60.0  # between processes that have just joined
 # They decide what is computed, or how it is compiled.
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
-_SHARED_ARGUMENTS = ("checkpoint", "grid", "seeds", "runs_per_device")
+_SHARED_ARGUMENTS = (
+    *("checkpoint", "grid", "seeds", "runs_per_device"),
+    *("search", "range", "trials", "prune"),
+)
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -112,7 +115,8 @@ def _facts(args: argparse.Namespace, config: "Config") -> dict[str, Any]:
     facts |= {name: vars(args)[name] for name in _SHARED_ARGUMENTS if name in args}
     facts |= {"version of bertjax": __version__, "code of bertjax": code_digest()}
     facts |= {"version of Python": platform.python_version()}
-    facts |= {f"version of {package}": installed(package) for package in _PACKAGES}
+    packages = [*_PACKAGES, *(["optuna"] if vars(args).get("search") else [])]
+    facts |= {f"version of {package}": installed(package) for package in packages}
     facts |= {name: jax.config.values.get(name) for name in _JAX_SETTINGS}
     facts |= {"XLA_FLAGS": sorted(flag for flag in xla_flags if "_dump_" not in flag)}
     facts |= {"LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", "")}

@@ -7,7 +7,8 @@ from fractions import Fraction
 from data_pipelines.errors import InputError
 
 # A number of steps, or text: "200 steps", "3 epochs", "5000 examples", "10%" of the run. `steps`,
-# `eval_every`, `checkpoint_every` and `keep_period` may also be a time: "30 minutes", "2 hours".
+# `eval_every` and `checkpoint_every` may also be a time: "30 minutes", "2 hours". So may
+# `keep_period` if `steps` is one.
 Duration = int | str
 
 MAX_STEPS = (1 << 31) - 1  # int32 counts them on devices
@@ -64,10 +65,10 @@ def to_steps(
     """
     number, unit = parse_duration(name, value)
     if unit in SECONDS_PER_UNIT:
-        raise InputError(
-            f"{name}={value!r}: only steps, eval_every, checkpoint_every and keep_period may be "
-            "times. Use a number of steps."
-        )
+        problem = "only steps, eval_every and checkpoint_every may be times"
+        if name == "keep_period":
+            problem = "is a time, which needs a run with a time budget, such as steps='8 hours'"
+        raise InputError(f"{name}={value!r}: {problem}. Use a number of steps.")
     if unit == "step":
         return int(number)
     exact = Fraction(repr(number))  # in decimals: 7% of 100 is 7

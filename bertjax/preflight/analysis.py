@@ -64,7 +64,10 @@ def preflight(
     # On CPUs checkpoints are written from a copy of the state.
     copy_bytes = shard_bytes(functions.state_shapes) if topology.kind == "cpu" else 0
     optimizer_bytes = shard_bytes(functions.state_shapes.opt_state)
-    train_constants, constants = functions.train_constant_shapes, functions.constant_shapes
+    # Arrays that only the train step reads, such as a teacher, stay during an evaluation.
+    teacher_bytes = shard_bytes(functions.train_constant_shapes) - shard_bytes(
+        functions.constant_shapes
+    )
     flops_factor, batch_size = max(num_runs, 1), objective.batch_size
     train_flops = flops_factor * functions.objective.step_flops()
     train = analyze(functions.compile_train_step, batch_size, train_flops, copy_bytes)
@@ -72,7 +75,7 @@ def preflight(
     if train.fits and not train_only:
         batch_size = objective.eval_batch_size
         flops = flops_factor * objective.forward_flops(batch_size)
-        reserved_bytes = optimizer_bytes + copy_bytes
+        reserved_bytes = optimizer_bytes + copy_bytes + teacher_bytes
         forward["evaluation"] = analyze(
             functions.compile_eval_step, batch_size, flops, reserved_bytes
         )
@@ -91,7 +94,7 @@ def preflight(
         hbm_limit_bytes=topology.memory_bytes,
         parameter_bytes=shard_bytes(functions.param_shapes),
         optimizer_bytes=optimizer_bytes,
-        teacher_bytes=shard_bytes(train_constants) - shard_bytes(constants),
+        teacher_bytes=teacher_bytes,
         steps=_num_steps(config, train),
         remat=config.model.remat,
         attention=str(objective.attention_implementation(functions.mesh) or "none"),

@@ -23,7 +23,6 @@ from bertjax.reports.metrics import (
     sole_loss_terms,
 )
 from bertjax.tasks import registry
-from bertjax.training.cadence import EarlyStopping
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.training.terminal import format_duration
 from bertjax.workdir.goodput import PARTS, Session, read_sessions, total_seconds
@@ -191,7 +190,7 @@ def _has_ended_early(entries: Sequence[MetricEntry], settings: Mapping[str, Any]
     """Return whether `early_stopping` ended the run after its last evaluation."""
     if not settings.get("early_stopping"):
         return False
-    names = ("steps", "early_stopping", "eval_every", "best_metric", "greater_is_better")
+    names = ("steps", "early_stopping", "best_metric", "greater_is_better")
     config = build_dataclass(Config, {name: settings[name] for name in names if name in settings})
     metric = BestMetric(config.best_metric, config.greater_is_better)
     scores = {
@@ -203,7 +202,9 @@ def _has_ended_early(entries: Sequence[MetricEntry], settings: Mapping[str, Any]
     if last not in scores:
         return False
     best = max(scores, key=scores.__getitem__)
-    return EarlyStopping(config).is_over(last, best if scores[best] > -math.inf else 0)
+    if scores[best] == -math.inf:
+        best = 0
+    return sum(step > best for step in scores) >= config.early_stopping
 
 
 def _ends_with_budget(progress: Sequence[tuple[int, float]]) -> bool:

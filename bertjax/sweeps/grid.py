@@ -119,13 +119,37 @@ def short_names(fields: Iterable[str]) -> dict[str, str]:
 
 
 def make_point(config: Config, point: Mapping[str, str], seeds: int) -> list[Trial]:
-    """Return the runs of a point, seed by seed from that of its configuration on."""
+    """Return the runs of a point, seed by seed from that of its configuration on.
+
+    Raises:
+      InputError: a sweep cannot train the configuration.
+    """
+    check_parallel(config)
     if config.mesh != MeshConfig():
         raise InputError(f"mesh={config.mesh}: each run of a sweep has one device. Leave it out.")
     return [
         Trial(point, dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1)))
         for seed in range(config.seed, config.seed + seeds)
     ]
+
+
+def check_parallel(config: Config) -> None:
+    """Raise InputError if several runs of a configuration cannot share a program."""
+    if config.tensorboard_summaries:
+        raise InputError(
+            f"tensorboard={config.tensorboard!r}: a sweep trains several runs in parallel. "
+            "Leave it out, or train one of them alone."
+        )
+    if config.early_stopping:
+        raise InputError(
+            f"early_stopping={config.early_stopping}: a sweep trains several runs in one program, "
+            "which end together. Remove it, or train one of them alone."
+        )
+    if config.batch_size_rampup > 1:
+        raise InputError(
+            f"batch_size_rampup={config.batch_size_rampup}: a sweep trains several runs in one "
+            "program, of one batch size. Leave it out."
+        )
 
 
 def group_by_shape(trials: Sequence[Trial]) -> dict[str, list[Trial]]:

@@ -15,7 +15,7 @@ from bertjax.config.config import Config
 from bertjax.errors import CommandError
 from bertjax.mesh import distributed
 from bertjax.steps.parallel_runs import ParallelStepFunctions
-from bertjax.sweeps.grid import Trial, group_by_shape
+from bertjax.sweeps.grid import Trial, check_parallel, group_by_shape
 from bertjax.sweeps.parallel_training import (
     ParallelRuns,
     Pruning,
@@ -68,16 +68,7 @@ def sweep(
         another sweep or is in use.
     """
     workdir = epath.Path(workdir)
-    if base_config.tensorboard_summaries:
-        raise InputError(
-            f"tensorboard={base_config.tensorboard!r}: a sweep trains several runs in parallel. "
-            "Leave it out, or train one of them alone."
-        )
-    if base_config.early_stopping:
-        raise InputError(
-            f"early_stopping={base_config.early_stopping}: a sweep trains several runs in one "
-            "program, which end together. Remove it, or train one of them alone."
-        )
+    check_parallel(base_config)
     with WorkdirLock(workdir) as lock:
         state = SweepState(workdir, lock.confirm)
         num_runs = trials.num_runs if isinstance(trials, Search) else len(trials)

@@ -2,8 +2,11 @@
 
 import time
 
+from etils import epath
+
 from bertjax.config.config import Config
 from bertjax.mesh import distributed
+from bertjax.training.metrics_file import metrics_path, read_metrics
 from data_pipelines.errors import InputError
 
 
@@ -40,8 +43,8 @@ class Cadence:
 class EarlyStopping:
     """End of a run whose best score is `early_stopping` evaluations old.
 
-    It follows from the steps of the evaluations and of the best checkpoint alone, so that a resumed
-    run ends at the same step.
+    A resumed run counts the evaluations that metrics.jsonl has since the best checkpoint, and so
+    ends at the same step. `eval_every` may have changed: evaluations are counted, not steps.
 
     Args:
       config: resolved configuration.
@@ -51,7 +54,7 @@ class EarlyStopping:
     """
 
     def __init__(self, config: Config) -> None:
-        self._patience, self._interval = config.early_stopping, 0
+        self._patience, self._num_since_best = config.early_stopping, 0
         if not self._patience:
             return
         if not config.best_metric:
@@ -63,15 +66,33 @@ class EarlyStopping:
                 f"eval_every={config.eval_every!r}: early_stopping counts evaluations by steps. "
                 "Set a number of steps, or a percentage."
             )
-        self._interval = int(config.eval_every)
 
-    def is_over(self, step: int, best_step: int) -> bool:
-        """Return whether the run ends after a step.
+    def resume(self, workdir: epath.Path, step: int, best_step: int) -> None:
+        """Count the evaluations since the best checkpoint; process 0 reads them for all.
+
+        Without a best checkpoint none is counted: `best_metric` may be new, and no checkpoint may
+        have that score.
 
         Args:
-          step: number of updates so far.
+          workdir: directory of the run.
+          step: number of updates that the run resumes from.
           best_step: step of the best checkpoint, 0 without one.
         """
-        if not self._patience:
-            return False
-        return step // self._interval - best_step // self._interval >= self._patience
+        if not (self._patience and best_step):
+            return
+
+        def count() -> list[int]:
+            lines = read_metrics(workdir) if metrics_path(workdir).exists() else []
+            steps = {line["step"] for line in lines if line["split"] == "eval"}
+            return [sum(best_step < evaluated <= step for evaluated in steps)]
+
+        (self._num_since_best,) = distributed.broadcast_from_process_0(count, 1)
+
+    def add(self, is_best: bool) -> None:
+        """Count an evaluation; `is_best` is whether its score is the best so far."""
+        self._num_since_best = 0 if is_best else self._num_since_best + 1
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run ends."""
+        return bool(self._patience) and self._num_since_best >= self._patience

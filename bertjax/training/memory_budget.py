@@ -81,6 +81,10 @@ class MemoryBudget:
         self._devices = list(step_functions.mesh.devices.flat)
         self._is_cpu = self._devices[0].platform == "cpu"
         self._state_bytes = shard_bytes(step_functions.state_shapes)
+        # Arrays that only the train step reads, such as a teacher, stay during an evaluation.
+        self._constant_bytes = shard_bytes(step_functions.train_constant_shapes) - shard_bytes(
+            step_functions.constant_shapes
+        )
         self._copy_bytes = self._state_bytes if self._is_cpu else 0
 
     @property
@@ -128,6 +132,7 @@ class MemoryBudget:
     def check_evaluation(self) -> None:
         """Raise InputError if the compiled eval step does not fit beside the training state."""
         reserved = shard_bytes(self._step_functions.state_shapes.opt_state) + self._copy_bytes
+        reserved += self._constant_bytes
         check_evaluation(self._step_functions, self._objective, reserved, self._device_limit())
 
     def explain(self, error: BaseException) -> OutOfMemoryError | None:
@@ -150,16 +155,21 @@ class MemoryBudget:
           limit: bytes per device that a step may take.
           needed: bytes per device that it takes now.
         """
-        fixed_bytes = self._state_bytes + self._copy_bytes
+        fixed_bytes = self._state_bytes + self._copy_bytes + self._constant_bytes
         param_bytes = shard_bytes(self._step_functions.param_shapes)
         activations = needed - fixed_bytes
-        before, compilations = self._config.gradient_accumulation_steps, 0
+        # Gradients do not shrink: those of a microbatch and their sum are there together.
+        least_bytes = fixed_bytes + 3 * param_bytes
+        before, compilations, untested = self._config.gradient_accumulation_steps, 0, ""
         shards = num_batch_shards(self._step_functions.mesh)
         for override, config in memory_fixes(self._config, shards, self._is_cpu):
             fraction = before / config.gradient_accumulation_steps
-            # Gradients do not shrink: those of a microbatch and their sum are there together.
-            estimate = fixed_bytes + 3 * param_bytes + activations * fraction
-            if fraction < 1 and estimate > limit:
+            is_remat_alone = fraction == 1
+            if is_remat_alone and not self._max_compilations:  # no estimate of what it saves
+                untested = override if least_bytes < limit else ""
+                continue
+            if not is_remat_alone and least_bytes + activations * fraction > limit:
+                untested = override if untested else ""
                 continue
             if compilations == self._max_compilations:
                 return f"An estimate fits with {override}; check it with `bertjax preflight`."
@@ -171,6 +181,8 @@ class MemoryBudget:
             if step_bytes <= limit:
                 return f"It fits with {override}, which needs {format_bytes(step_bytes)}."
             activations, before = step_bytes - fixed_bytes, config.gradient_accumulation_steps
+        if untested:
+            return f"Try {untested}; check it with `bertjax preflight`."
         return (
             "Even one sequence at a time does not fit: use a shorter --config.max_seq_length, a "
             "smaller model, or more devices with --config.mesh.fsdp."

@@ -126,6 +126,8 @@ class BackgroundTracker:
 class CallbackTracker:
     """Passes each line of metrics.jsonl to a function.
 
+    A resumed run repeats the lines after its checkpoint, which the function may have taken before.
+
     Args:
       open_callback: takes no argument and returns the function; called at the first `log`.
     """
@@ -192,12 +194,18 @@ class MlflowTracker:
         self._mlflow = _import_library(MLFLOW)
         self._config, self._workdir = config, workdir
         self._client, self._run_id = cast(Any, None), ""
+        self._names_before: set[str] = set()  # of metrics that an earlier process has logged
+        self._last_steps: dict[str, int] = {}  # of each split, by an earlier process
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
-        """Record the metrics of a split after `step` updates."""
+        """Record the metrics of a split after `step` updates, unless an earlier process has."""
         if not self._run_id:
             self._client = self._mlflow.MlflowClient()
             self._run_id = self._open()
+        if split not in self._last_steps:
+            self._last_steps[split] = self._find_last_step(split, metrics)
+        if step <= self._last_steps[split]:
+            return
         now, entity = int(time.time() * 1000), self._mlflow.entities.Metric
         known = [
             entity(f"{split}/{name}", float(value), now, step)
@@ -216,6 +224,7 @@ class MlflowTracker:
         if record.exists():
             content = read_json_object(record, {"id": str}, "Use another --workdir.")
             client.update_run(content["id"], "RUNNING")
+            self._names_before = {*client.get_run(content["id"]).data.metrics}
             return str(content["id"])
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "bertjax")
         experiment = client.get_experiment_by_name(name)
@@ -230,6 +239,18 @@ class MlflowTracker:
         for first in range(0, len(params), _MLFLOW_BATCH):
             client.log_batch(run_id, params=params[first : first + _MLFLOW_BATCH])
         return run_id
+
+    def _find_last_step(self, split: str, metrics: Metrics) -> int:
+        """Return the last step of a split at MLflow, -1 without one, from one of its metrics.
+
+        MLflow would keep both values of a step that a resumed run repeats.
+        """
+        names = (f"{split}/{name}" for name, value in metrics.items() if value is not None)
+        name = next((name for name in names if name in self._names_before), None)
+        if name is None:
+            return -1
+        history = self._client.get_metric_history(self._run_id, name)
+        return max((entry.step for entry in history), default=-1)
 
 
 def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> BackgroundTracker:

@@ -38,8 +38,8 @@ from bertjax.training.metric_writers import MetricWriters, StepLogger
 from bertjax.training.run_summary import summarize_result, summarize_run
 from bertjax.training.terminal import log_on_process_0
 from bertjax.training.throughput import Profiler, ThroughputMeter
-from bertjax.training.time_budget import TimeBudget
-from bertjax.training.trackers import Tracker
+from bertjax.training.time_budget import BUDGET_FILE, TimeBudget
+from bertjax.training.trackers import MLFLOW_ID_FILE, WANDB_ID_FILE, Tracker
 from bertjax.workdir.goodput import GOODPUT_FILE, GoodputClock
 from bertjax.workdir.lock import WorkdirLock
 from bertjax.workdir.model_history import write_model_record
@@ -47,6 +47,8 @@ from bertjax.workdir.model_records import RECORD_FILES
 from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_processes, check_workdir, claim_workdir
 
+# Of a run that is rejected before its first checkpoint: another one would continue them.
+_REJECTED_FILES = (GOODPUT_FILE, BUDGET_FILE, WANDB_ID_FILE, MLFLOW_ID_FILE)
 _log = logging.getLogger("bertjax")
 
 
@@ -164,11 +166,9 @@ class Trainer:
         """
         try:
             records = [self._init_record_dir / name for name in RECORD_FILES.values()]
-            records.append(self.workdir / GOODPUT_FILE)
-            with (
-                self._lock,
-                claim_workdir(self._lock, self.config, self.task, records),
-            ):
+            records += [self.workdir / name for name in _REJECTED_FILES]
+            with self._lock, claim_workdir(self._lock, self.config, self.task, records):
+                self._goodput.read_earlier()
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
                 if not self.step_functions.is_compiled:
@@ -179,6 +179,7 @@ class Trainer:
                 if distributed.is_process_0() and int(state.step):
                     self.checkpointer.delete_old(int(state.step))  # as a killed process would have
                 start = int(state.step)
+                self._early_stopping.resume(self.workdir, start, self.checkpointer.best_step())
                 if start and (self._is_last(start) or self._ends_early(start)):
                     _log.info("%s is complete: step %d is the last.", self.workdir, start)
                 else:
@@ -258,7 +259,8 @@ class Trainer:
                         if evaluations:
                             self._divergence.check_values(step, scores)
                             is_best = self.checkpointer.is_best(step, scores)
-                        ends_early = evaluates and not last and self._ends_early(step, is_best)
+                            self._early_stopping.add(is_best)
+                        ends_early = evaluates and not last and self._ends_early(step)
                         if is_best or saves or ends_early:
                             self._save(writers, state, evaluations.get(""))
                     if ends_early:
@@ -346,10 +348,8 @@ class Trainer:
     def _is_last(self, step: int) -> bool:
         return self._budget.is_over(step) if self._budget else step == self.config.total_steps
 
-    def _ends_early(self, step: int, is_best: bool = False) -> bool:
-        if self.config.early_stopping and not is_best:
-            return self._early_stopping.is_over(step, self.checkpointer.best_step())
-        return self._runs.are_pruned(step)
+    def _ends_early(self, step: int) -> bool:
+        return self._early_stopping.is_over or self._runs.are_pruned(step)
 
     def _elapsed_seconds(self, step: int) -> float:
         """Return the part of the time budget that was used after a step, in seconds."""

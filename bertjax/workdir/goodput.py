@@ -67,8 +67,7 @@ class GoodputClock:
     ) -> None:
         self._path, self._active, self._confirm = workdir / GOODPUT_FILE, active, confirm
         self._write_seconds = _REMOTE_WRITE_SECONDS if is_remote(workdir) else _WRITE_SECONDS
-        self._earlier = read_sessions(workdir) if active else []
-        self._frontier = max((session.last_step for session in self._earlier), default=0)
+        self._earlier, self._frontier = list[Session](), 0
         now = time.time()
         self._session = Session(min(start, now), now, 0, dict.fromkeys(PARTS[:-1], 0.0))
         self._session.seconds["startup"] = now - self._session.start
@@ -76,6 +75,14 @@ class GoodputClock:
         self._last = self._last_write = time.monotonic()
         self._failed = False
         self._data_seconds = 0.0
+
+    def read_earlier(self) -> None:
+        """Read the sessions before this one; called once the workdir is that of this run.
+
+        A predecessor writes its last one until it releases the workdir.
+        """
+        self._earlier = read_sessions(self._path.parent) if self._active else []
+        self._frontier = max((session.last_step for session in self._earlier), default=0)
 
     def switch(self, part: str) -> str:
         """Count the time from now on as that of a part; return the part before."""
