@@ -3,6 +3,7 @@
 import functools
 import logging
 import operator
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -344,7 +345,7 @@ def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -
     """Raise InputError if the tokenizer of the model at `path` is not that of the task's data."""
     difference = describe_difference(tokenizer, task.tokenizer) if tokenizer else "it has none"
     if difference:
-        fix = f"Prepare the data with it, `bertjax prepare --vocab {path}`."
+        fix = f"Prepare the data with it, `bertjax prepare --vocab {shlex.quote(str(path))}`."
         if "vocab" in task.DATA_FIELDS:
             fix = "Leave data.vocab out."
         raise InputError(

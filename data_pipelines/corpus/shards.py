@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import pathlib
+import shlex
 import struct
 import tempfile
 import zlib
@@ -274,7 +275,7 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
         problem = "not a finished corpus" if path.parent.is_dir() else "does not exist"
         raise InputError(
             f"{path.parent}: {problem}, {MANIFEST} is missing. Run `bertjax prepare --output "
-            f"{path.parent}`."
+            f"{shlex.quote(str(path.parent))}`."
         )
     content = read_json_object(path, {"version": int}, _FIX)
     if (version := content["version"]) != CORPUS_VERSION:
