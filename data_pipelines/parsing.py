@@ -4,12 +4,24 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from data_pipelines.errors import InputError
 
 _ROWS_KEYS = ("data", "rows", "records", "examples", "items")  # of an object that holds all rows
+# Fields that tell a row from an object that holds all rows: texts of the tasks' examples.
+_TEXT_FIELDS = (
+    "text",
+    "sentence",
+    "sentence1",
+    "premise",
+    "question",
+    "context",
+    "tokens",
+    "words",
+)
+_LINES_NAME = re.compile(r"\.(?:jsonl|ndjson)(?:\.\w+)?$", re.IGNORECASE)  # perhaps compressed
 _SPACES = re.compile(r"\s*")
 _log = logging.getLogger("data_pipelines")
 
@@ -47,7 +59,7 @@ def _check_object(location: str, value: Any) -> dict[str, Any]:
 
 
 def read_json_records(
-    name: str, lines: Iterable[str]
+    name: str, lines: Iterable[str], text_fields: Collection[str] = _TEXT_FIELDS
 ) -> Iterator[tuple[str, str | dict[str, Any]]]:
     """Yield location and content of each record of a JSON file, detected by content.
 
@@ -56,9 +68,13 @@ def read_json_records(
       whole file is in memory. The rows are a list under a name such as "data", or in one of the
       layouts of pandas' `orient`: columns, index or split.
 
+    One object is a row, although it has a list of objects under such a name, if it also has a text
+    field, or is one line of a file named as JSON lines.
+
     Args:
       name: name of the file, for locations.
       lines: its lines.
+      text_fields: names of fields, one of which a row has.
 
     Raises:
       InputError: a file of several lines, none of which is a JSON object, is not JSON, or holds
@@ -72,11 +88,14 @@ def read_json_records(
         for number, line in all_lines:
             yield f"{name}:{number}", line
         return
+    is_line = bool(values) and _LINES_NAME.search(name) is not None
     if not values:
         values = _parse_values(name, all_lines)
     records = values
     if len(values) == 1:
-        layout, records = _rows_of(values[0])
+        fields = values[0] if isinstance(values[0], dict) else {}
+        has_text = any(isinstance(fields.get(name), str | list | dict) for name in text_fields)
+        layout, records = _rows_of(values[0], () if is_line or has_text else _ROWS_KEYS)
         if layout:
             _log.info("%sread %s, %d rows.", f"{name}: " if name else "", layout, len(records))
     for number, record in enumerate(records, 1):
@@ -127,12 +146,17 @@ def _parse_values(name: str, numbered: Iterable[tuple[int, str]]) -> list[Any]:
     return values
 
 
-def _rows_of(value: Any) -> tuple[str, list[Any]]:
-    """Return the layout of a file's only value, "" for one row, and its rows."""
+def _rows_of(value: Any, keys: Iterable[str]) -> tuple[str, list[Any]]:
+    """Return the layout of a file's only value, "" for one row, and its rows.
+
+    Args:
+      value: the value.
+      keys: names of a list of objects that are the rows.
+    """
     if isinstance(value, list):
         is_list_of_rows = not value or any(isinstance(row, dict) for row in value)
         return ("one JSON list", value) if is_list_of_rows else ("", [value])
-    for key in _ROWS_KEYS:
+    for key in keys:
         rows = value.get(key)
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return f"the list {key!r} of one JSON object", rows

@@ -3,14 +3,17 @@
 `etils.epath` is imported where it is used, because its import takes as long as Python's start.
 """
 
+import collections
 import contextlib
 import fcntl
+import functools
 import os
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from data_pipelines.errors import InputError
+from data_pipelines.log import warn_once
 
 if TYPE_CHECKING:
     from etils import epath
@@ -103,6 +106,57 @@ def check_file(path: "epath.PathLike") -> "epath.Path":
     if not path.exists():
         raise InputError(f"{path}: no such file. Name one that exists.")
     return path
+
+
+def files_within(directory: "epath.Path") -> Iterator["epath.Path"]:
+    """Yield all files except hidden ones, such as `.git/config` and Hadoop's `_SUCCESS`.
+
+    A local directory is read once, whatever links to it: a link to one above would repeat all files
+    until the operating system follows no more links. Links are followed last.
+    """
+    visited: set[str] = set()
+    links = collections.deque([directory])
+    while links:
+        directories = [links.popleft()]
+        while directories:
+            directory = directories.pop()
+            if not is_remote(directory):
+                if (target := os.path.realpath(directory)) in visited:
+                    warn_once(str(directory), f"{directory}: left out, as a link to {target}.")
+                    continue
+                visited.add(target)
+            for path in sorted(directory.iterdir()):
+                if path.name[0] in "._":
+                    continue
+                if not path.is_dir():
+                    yield path
+                elif is_remote(path) or not os.path.islink(path):
+                    directories.append(path)
+                else:
+                    links.append(path)
+
+
+def distinct_files(files: Iterable["epath.Path"]) -> list["epath.Path"]:
+    """Return files sorted by name; of several names of a local file, one that is not a link."""
+    real_directory = functools.cache(os.path.realpath)
+    names: dict[str, tuple[bool, epath.Path]] = {}
+    omitted: list[tuple[epath.Path, str]] = []
+    for path in sorted(files):
+        target = str(path)
+        if not is_remote(path):
+            folder, name = os.path.split(target)
+            is_link = os.path.islink(path)
+            target = os.path.realpath(path) if is_link else f"{real_directory(folder)}/{name}"
+        candidate = target != os.path.abspath(path), path
+        previous = names.setdefault(target, candidate)
+        if previous is not candidate:
+            names[target], (_, other) = sorted((previous, candidate))
+            omitted.append((other, target))
+    if omitted:
+        other, target = omitted[0]
+        count = f" Likewise {len(omitted) - 1:,} others." if len(omitted) > 1 else ""
+        warn_once(str(other), f"{other}: left out, as a link to {target}.{count}")
+    return sorted(path for _, path in names.values())
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Parquet and Arrow files as documents."""
 
 import io
+import json
 import pathlib
 
 import numpy as np
@@ -11,7 +12,7 @@ from etils import epath
 from pyarrow import parquet
 
 from data_pipelines.errors import InputError
-from data_pipelines.text.arrow_tables import read_column, read_rows
+from data_pipelines.text.arrow_tables import read_class_names, read_column, read_rows
 
 
 def write_table(path: pathlib.Path, table: pyarrow.Table) -> str:
@@ -71,3 +72,31 @@ def test_damaged_offsets_of_a_text_column_are_rejected(tmp_path) -> None:
     for read_values in (read_rows, lambda path: read_column(path, "text")):
         with pytest.raises(InputError, match="damaged"):
             list(read_values(path))
+
+
+class TensorFlowFile:
+    """A file with the methods of TensorFlow's `GFile` that are those of Python's files."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+        self._file = file
+
+    def __enter__(self) -> "TensorFlowFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@every_table
+def test_tables_in_a_bucket_are_read(tmp_path: pathlib.Path, monkeypatch, name: str) -> None:
+    feature = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
+    table = pyarrow.table({"text": [f"Text {i}." for i in range(10)], "label": [0, 1] * 5})
+    table = table.replace_schema_metadata({"huggingface": json.dumps(feature)})
+    content = pathlib.Path(write_table(tmp_path / name, table)).read_bytes()
+    path = epath.Path(f"gs://bucket/{name}")
+    monkeypatch.setattr(type(path), "exists", lambda path: True)
+    monkeypatch.setattr(type(path), "open", lambda path, mode: TensorFlowFile(io.BytesIO(content)))
+    assert list(read_rows(path)) == table.to_pylist()
+    assert list(read_column(path, "text")) == table["text"].to_pylist()
+    assert read_class_names(path) == {"label": ["neg", "pos"]}

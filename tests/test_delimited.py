@@ -165,8 +165,11 @@ def test_read_delimited_rejects_two_columns_of_a_name(tmp_path) -> None:
 NUM_MUTATIONS = 40  # 1,000 were run for each format
 
 
-def mutate(draw: random.Random, delimiter: str, order: list[int]) -> tuple[str, bytes]:
-    """Return suffix and content of a file with the same rows in another writer's style."""
+def mutate(draw: random.Random, delimiter: str, order: list[int]) -> tuple[str, bytes, str]:
+    """Return suffix and content of a file with the same rows in another writer's style.
+
+    The third value is the line end of the file, also of lines within a field.
+    """
     quoting = draw.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
     rows = [[row[i] for i in order] for row in (NAMES, *ROWS)]
     if draw.random() < 0.3:
@@ -183,9 +186,9 @@ def mutate(draw: random.Random, delimiter: str, order: list[int]) -> tuple[str, 
         content = f"sep=;\n{content}"
     content = content.rstrip("\n") + draw.choice(["", "\n", "\n\n", "\n\n\n"])
     data = draw.choice([b"", BOM]) + content.encode()
-    end = draw.choice([b"\n", b"\r\n", b"\r"])
+    end = draw.choice(["\n", "\r\n", "\r"])
     suffix = draw.choice(["", *COMPRESS])
-    return suffix, COMPRESS.get(suffix, bytes)(data.replace(b"\n", end))
+    return suffix, COMPRESS.get(suffix, bytes)(data.replace(b"\n", end.encode())), end
 
 
 class Raw(float):
@@ -207,8 +210,25 @@ def test_read_delimited_gives_the_same_rows_for_all_writers(delimiter, tmp_path)
     draw = random.Random(0)
     for _ in range(NUM_MUTATIONS):
         order = draw.sample(range(len(NAMES)), len(NAMES))
-        suffix, data = mutate(draw, delimiter, order)
+        suffix, data, end = mutate(draw, delimiter, order)
         name = "t.tsv" if delimiter == "\t" else "t.csv"
         names, rows = read(tmp_path / f"{name}{suffix}", data)
         assert sorted(names) == sorted(NAMES)
-        assert [[row[names.index(name)] for name in NAMES] for row in rows] == ROWS, data
+        expected = [[field.replace("\n", end) for field in row] for row in ROWS]
+        assert [[row[names.index(name)] for name in NAMES] for row in rows] == expected, data
+
+
+@pytest.mark.parametrize("row_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_read_delimited_keeps_the_line_ends_within_fields(tmp_path, name: str, row_end) -> None:
+    """A writer of CSV adds its own line ends behind rows alone."""
+    delimiter = "," if name == "t.csv" else "\t"
+    rows = [["text", "n"], ["a\r\nb\n\nc\rd\r\n", "1"], ["e", "2"], ["\r", "3"]]
+    sink = io.StringIO()
+    writer = csv.writer(sink, delimiter=delimiter, lineterminator=row_end, quoting=csv.QUOTE_ALL)
+    writer.writerows(rows)
+    path = tmp_path / name
+    path.write_bytes(sink.getvalue().encode())
+    table = read_delimited(path, path.suffix)
+    assert [values for _, values in table.rows] == rows[1:]
+    assert [number for number, _ in table.rows] == [2, 8, 9]

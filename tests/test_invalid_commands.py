@@ -289,7 +289,7 @@ def test_main_rejects_invalid_arguments(refused, tmp_path, monkeypatch, argument
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "--output=text.txt: is a file"),
         (
             ["vocab", *TEXT, "*.txt", "--sampling-alpha", "0.7", "--output", "vocab.txt"],
-            "text.txt: 2 times in the inputs",
+            "text.txt: more than once in the inputs",
         ),
         (
             ["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"],

@@ -82,7 +82,8 @@ def test_invalid_utf8_is_rejected_with_its_offset(
     with pytest.raises(InputError) as caught:
         read(path)
     expected = f"{path}: byte {byte} is not UTF-8. Convert it to UTF-8."
-    assert str(caught.value) == expected
+    hint = " --max-bad-fraction skips bad records." if "\n" in before else ""
+    assert str(caught.value) == expected + hint
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
@@ -185,12 +186,50 @@ def test_read_lines_decodes_utf_16(encoding: str, tmp_path) -> None:
         list(read_lines(path))
 
 
+@every_compression
+@pytest.mark.parametrize(
+    ("encoding", "problem"),
+    [
+        ("utf-16-le", "not UTF-8: UTF-16 or UTF-32 without a byte order mark, or binary"),
+        ("utf-16-be", "not UTF-8: UTF-16 or UTF-32 without a byte order mark, or binary"),
+        ("utf-32-le", "not UTF-8: UTF-16 or UTF-32 without a byte order mark, or binary"),
+        ("utf-32", "not UTF-8 but UTF-32"),
+    ],
+)
+def test_other_encodings_of_unicode_are_rejected(tmp_path, encoding, problem, suffix) -> None:
+    """Their zeros are characters of UTF-8, so that blank lines would end no document."""
+    for text in ("One.\n\nTwo.\n", text_of(DOCUMENTS) * 9000):
+        path = save(tmp_path / f"a.txt{suffix}", text.encode(encoding))
+        with pytest.raises(InputError, match=rf"a\.txt.*: {problem}\. Convert it to UTF-8\."):
+            read(path)
+
+
+def test_single_zeros_are_text(tmp_path: pathlib.Path) -> None:
+    assert read(save(tmp_path / "a.txt", b"A b.\0\n\nC d.\n")) == [["A b.\0"], ["C d."]]
+
+
+@every_compression
+@pytest.mark.parametrize("length", [3, 65_530, 65_534, 65_535, 65_536])
+def test_read_lines_keeps_line_ends(tmp_path: pathlib.Path, length: int, suffix: str) -> None:
+    written = ["a" * length + "\r\n", "\n", "b\r", "\r", "\n", "c\x85d\n", "é\r\n", "\r\n", "end"]
+    path = epath.Path(save(tmp_path / f"a.txt{suffix}", "\ufeff" + "".join(written)))
+    expected = ["a" * length + "\r\n", "\n", "b\r", "\r\n", *written[5:]]
+    assert list(read_lines(path, keep_line_ends=True)) == expected
+    assert list(read_lines(path)) == [line.rstrip("\r\n") for line in expected]
+
+
+def test_read_lines_keeps_the_ends_of_lines_around_a_bad_one(tmp_path: pathlib.Path) -> None:
+    path, errors = epath.Path(save(tmp_path / "a.txt", b"a\r\n\xe9\rb\nc\r\n")), []
+    assert list(read_lines(path, errors.append, keep_line_ends=True)) == ["a\r\n", "b\n", "c\r\n"]
+    assert len(errors) == 1
+
+
 def bomb(suffix: str, size: int) -> bytes:
-    """Return `size` zeros, compressed."""
-    zeros = bytes(size)
+    """Return a letter `size` times, compressed."""
+    content = b"a" * size
     if suffix == ".zst":
-        return zstandard.ZstdCompressor().compress(zeros)
-    return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](zeros)
+        return zstandard.ZstdCompressor().compress(content)
+    return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](content)
 
 
 @pytest.mark.seconds

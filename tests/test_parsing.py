@@ -1,6 +1,7 @@
 """JSON files in all layouts in which rows are written."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,10 @@ ROWS = [{"text": "a\nb", "label": 1}, {"text": "é", "label": None}]
 COLUMNS = {name: {str(i): row[name] for i, row in enumerate(ROWS)} for name in ROWS[0]}
 
 
-def read(text: str) -> list[dict]:
+def read(text: str, name: str = "t.json", **options: Any) -> list[dict]:
     return [
         record if isinstance(record, dict) else parse_object(location, record)
-        for location, record in read_json_records("t.json", text.split("\n"))
+        for location, record in read_json_records(name, text.split("\n"), **options)
     ]
 
 
@@ -49,11 +50,25 @@ def test_read_json_records_reads_objects_over_several_lines() -> None:
         {"text": "a", "entities": [{"start": 0}]},
         {"words": ["a", "b"], "tags": ["O", "O"]},
         {"premise": {"en": "a", "de": "b"}, "hypothesis": {"en": "c", "de": "d"}},
+        {"text": "a", "items": [{"start": 0}]},
+        {"id": 1, "examples": [{"text": "x"}], "context": "c", "question": "q", "choices": ["a"]},
     ],
 )
 def test_read_json_records_keeps_one_row_with_nested_values(row: dict) -> None:
     for indent in (None, 1):
         assert read(json.dumps(row, indent=indent)) == [row]
+
+
+@pytest.mark.parametrize("key", ["data", "rows", "records", "examples", "items"])
+def test_read_json_records_keeps_one_row_with_a_list_of_objects(key: str) -> None:
+    row = {"id": 1, "body": "a", key: [{"start": 0}]}
+    for name in ("t.jsonl", "t.ndjson", "T.JSONL", "t.jsonl.gz"):
+        assert read(f"\n{json.dumps(row)}\n", name) == [row]
+    for indent in (None, 1):
+        assert read(json.dumps(row, indent=indent), text_fields=("body",)) == [row]
+        assert read(json.dumps(row, indent=indent)) == row[key]
+    wrapped = json.dumps({"version": 1, key: ROWS}, indent=1)
+    assert read(wrapped, "t.jsonl") == ROWS  # several lines are no JSON lines
 
 
 def test_read_json_records_reads_json_lines_one_at_a_time() -> None:

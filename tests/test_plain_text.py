@@ -1,9 +1,10 @@
 """Documents of plain text with marks between them, and of wrapped text."""
 
 import pathlib
+import re
 
 import pytest
-from document_files import every_compression, read, save
+from document_files import every_compression, read, save, text_of
 
 from data_pipelines.errors import InputError
 from data_pipelines.text import plain_text
@@ -50,11 +51,54 @@ def test_text_outside_of_wikiextractors_blocks_is_rejected(tmp_path: pathlib.Pat
     assert read(save(tmp_path / "cut", cut)) == ARTICLES
 
 
+def good_lines(layout: str) -> str:
+    """Return 1,000 lines of text, and others, in a layout."""
+    text = [f"Sentence number {i}." for i in range(1000)]
+    if layout == "extractor":
+        return "".join(f'<doc id="{i}" title="T">\nT\n\n{t}\n</doc>\n' for i, t in enumerate(text))
+    start = {"wikitext": " = Title = \n\n = = Section = = \n", "separated": "<|endoftext|>\n"}
+    return start.get(layout, "") + "".join(f"{line}\n\n" for line in text)
+
+
+@pytest.mark.parametrize("layout", ["extractor", "wikitext", "separated", "plain"])
+def test_bad_lines_are_a_fraction_of_all_lines(tmp_path: pathlib.Path, layout: str, caplog) -> None:
+    """A line that is not UTF-8, and one outside of the blocks of WikiExtractor."""
+    bad = b"caf\xe9\n" + b"Other text.\n" * (layout == "extractor")
+    path = save(tmp_path / "a.txt", good_lines(layout).encode() + bad)
+    assert sum(map(len, read(path, max_bad_fraction=0.01))) == 1000
+    assert re.search(rf"{bad.count(10)} of [1-9],\d\d\d records are bad and skipped", caplog.text)
+    with pytest.raises(InputError, match=r"records are bad, more than"):
+        read(path, max_bad_fraction=0.0001)
+
+
 def test_separators_end_documents(tmp_path: pathlib.Path) -> None:
     text = "One.\n\nTwo.\n<|endoftext|>\n\nThree.<|endoftext|>Four.\n<|endoftext|>"
     for documents in ("blocks", "lines"):
         path = save(tmp_path / "a.txt", text)
         assert read(path, documents=documents) == [["One.", "Two."], ["Three."], ["Four."]]
+
+
+@pytest.mark.parametrize("mark", ["<|endoftext|>", "<|endoftext|><|startoftext|>"])
+@pytest.mark.parametrize("ends", [("One.", "Two."), ("One", "“Two.”"), ('"One."', "Two")])
+def test_separators_between_texts_end_documents(tmp_path: pathlib.Path, mark: str, ends) -> None:
+    end, start = ends
+    path = save(tmp_path / "a.txt", f"A line.\n\n{end}{mark}{start}\nA line.\n")
+    assert read(path) == [["A line.", end], [start, "A line."]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPT writes <|endoftext|> between documents.",
+        "It is `<|endoftext|>` in GPT-2, or (<|endoftext|>).",
+        'The mark "<|endoftext|>", an id, and <|endoftext|>.',
+        "eos_token=<|endoftext|>, pad_token:<|endoftext|>.",
+    ],
+)
+def test_a_mention_of_the_separator_ends_no_document(tmp_path: pathlib.Path, line: str) -> None:
+    documents = [[f"Document {i}.", "Its end."] for i in range(100)]
+    documents[3].append(line)
+    assert read(save(tmp_path / "a.txt", text_of(documents))) == documents
 
 
 @pytest.mark.parametrize("documents", ["blocks", "lines", "wrapped"])
@@ -76,6 +120,7 @@ def test_separators_after_the_first_lines_are_rejected(tmp_path, documents: str,
         ("GPT writes <|endoftext|> between documents.", False),
         ("GPT ends documents with <|endoftext|>", True),
         ("<|endoftext|>Two.", True),
+        ("One.<|endoftext|>Two.", True),
     ],
 )
 def test_separators_within_later_lines_are_text(tmp_path, caplog, line: str, warns: bool) -> None:
@@ -97,7 +142,7 @@ def test_separators_within_later_lines_are_text(tmp_path, caplog, line: str, war
 def test_too_large_documents_are_rejected(
     tmp_path, monkeypatch, documents: str, start: str, message: str
 ) -> None:
-    monkeypatch.setattr(plain_text, "_MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
     line = "A line of text.\n"
     count = (1 << 20) // (len(line) - 1 + 64)
     path = save(tmp_path / "a.txt", start + line * (count + 100))

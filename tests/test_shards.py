@@ -1,6 +1,7 @@
 """Tests of the shard format and the manifest."""
 
 import dataclasses
+import os
 import pathlib
 
 import numpy as np
@@ -148,6 +149,13 @@ def test_read_manifest_returns_the_manifest(tmp_path: pathlib.Path) -> None:
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_write_manifest_accepts_names_of_files_that_are_not_utf8(tmp_path: pathlib.Path) -> None:
+    names = [os.fsdecode(b"caf\xe9.txt"), "café.txt"]
+    manifest = dataclasses.replace(manifest_of(write(tmp_path)), options={"inputs": names})
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path).options == {"inputs": names}
 
 
 def test_digest_depends_on_content_and_tokenizer_alone(tmp_path: pathlib.Path) -> None:

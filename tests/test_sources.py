@@ -155,8 +155,39 @@ def test_directories_without_files_are_rejected(tmp_path: pathlib.Path) -> None:
 
 def test_resolve_inputs_rejects_duplicates(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "a.txt", "text")
-    with pytest.raises(InputError, match=r"a\.txt: 2 times in the inputs\. Name it once"):
-        resolve_inputs([path, str(tmp_path / "*.txt")])
+    for repeated in ([path, str(tmp_path / "*.txt")], [path, path], ["builtin"] * 2):
+        with pytest.raises(
+            InputError, match=r"(a\.txt|builtin): more than once in the inputs\. Name it"
+        ):
+            resolve_inputs(repeated)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(InputError, match=r"link: more than once in the inputs, also as .*a\.txt\."):
+        resolve_inputs([path, str(tmp_path / "link")])
+
+
+def test_linked_directories_and_files_are_read_once(tmp_path: pathlib.Path, caplog) -> None:
+    root = tmp_path / "corpus"
+    (root / "v2" / "deep").mkdir(parents=True)
+    for name in ("v2/a.txt", "v2/deep/b.txt", "c.txt"):
+        save(root / name, name)
+    for link, target in (("latest", "v2"), ("v2/deep/up", ".."), ("a.txt", "c.txt")):
+        (root / link).symlink_to(target)
+    files = [f"{root}/{name}" for name in ("c.txt", "v2/a.txt", "v2/deep/b.txt")]
+    assert resolve_inputs([str(root)]) == files
+    assert f"{root}/latest: left out, as a link to {root}/v2." in caplog.text
+    assert f"{root}/a.txt: left out, as a link to {root}/c.txt." in caplog.text
+    assert resolve_inputs([f"{root}/**"]) == files
+
+
+def test_links_out_of_a_directory_are_followed(tmp_path: pathlib.Path) -> None:
+    for name in ("elsewhere/a.txt", "corpus/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        save(tmp_path / name, name)
+    (tmp_path / "corpus" / "link").symlink_to("../elsewhere")
+    (tmp_path / "corpus" / "c.txt").symlink_to("../elsewhere/a.txt")
+    assert len(resolve_inputs([str(tmp_path / "corpus")])) == 2
+    (tmp_path / "other").symlink_to("corpus")
+    assert len(resolve_inputs([str(tmp_path / "other")])) == 2
 
 
 def test_resolve_inputs_rejects_an_empty_list() -> None:
@@ -204,6 +235,13 @@ def test_json_lines_are_documents(tmp_path: pathlib.Path, kind: str, suffix: str
 )
 def test_objects_with_rows_and_bulk_files_are_documents(tmp_path, content: str) -> None:
     assert read(save(tmp_path / "a.json", content)) == [["A."], ["B."]]
+
+
+def test_one_row_with_a_list_of_objects_is_a_document(tmp_path: pathlib.Path) -> None:
+    row = json.dumps({"meta": {"body": "One."}, "items": [{"a": 1}], "body": "Two."})
+    for name in ("a.json", "a.jsonl"):
+        assert read(save(tmp_path / name, row), field="body") == [["Two."]]
+        assert read(save(tmp_path / name, row), field="meta.body") == [["One."]]
 
 
 def test_rows_of_wikitext_are_articles(tmp_path: pathlib.Path) -> None:
@@ -259,7 +297,7 @@ def test_bad_records_are_skipped_up_to_the_fraction(tmp_path: pathlib.Path, capl
     assert [d for d in read(path, max_bad_fraction=0.06) if d] == [["One."], *[["Two."]] * 93]
     assert "6 of 100 records are bad and skipped. The first: " in caplog.text
     with pytest.raises(
-        InputError, match=r"6 of 100 .* more than max_bad_fraction=0\.05\. The first"
+        InputError, match=r"6 of 100 .* more than max_bad_fraction=0\.05\. Fix them, or raise"
     ):
         read(path, max_bad_fraction=0.05)
 

@@ -92,7 +92,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("options", [{}, {"read_options": ReadOptions(max_bad_fraction=0.1)}])
+@pytest.mark.parametrize("options", [{}, {"read_options": ReadOptions(wikitext="lists")}])
 def test_prepare_succeeds_after_a_kill_during_deletion_of_the_spool(
     source: str, tmp_path: pathlib.Path, monkeypatch, options
 ) -> None:
@@ -231,7 +231,7 @@ def test_prepare_resumes_before_the_first_changed_input(
     caplog.set_level("INFO")
     with pytest.raises(InputError, match=r"3\.txt: byte \d+ is not UTF-8"):
         prepare([source], TOKENIZER, out, workers=workers)
-    assert "out.partial/spool: kept. Fix the input; the same command resumes." in caplog.text
+    assert "out.partial/spool: kept. Fix the input; the same command resumes, also" in caplog.text
     change(inputs)
     reads = []
     with monkeypatch.context() as patch:
@@ -258,6 +258,48 @@ def test_prepare_resumes_with_more_inputs(source: str, tmp_path, monkeypatch, ca
     assert "resume after 200 documents" in caplog.text
     prepare([source, str(more)], TOKENIZER, tmp_path / "whole", workers=1)
     assert content(out) == content(tmp_path / "whole")
+
+
+def with_bad_lines(tmp_path: pathlib.Path) -> list[str]:
+    """Return a good file and one of which a tenth of the lines is bad."""
+    texts = [sample_text(seed=seed, documents=100).encode() for seed in (3, 4)]
+    texts[1] += b"\xff\n" * (texts[1].count(b"\n") // 9)
+    for name, text in zip("ab", texts, strict=True):
+        (tmp_path / f"{name}.txt").write_bytes(text)
+    return [f"{tmp_path}/{name}.txt" for name in "ab"]
+
+
+def bad_records(fraction: float) -> CorpusOptions:
+    return CorpusOptions(read_options=ReadOptions(max_bad_fraction=fraction))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("first", [0.0, 0.01])
+def test_prepare_resumes_with_a_larger_fraction_of_bad_records(tmp_path, caplog, first) -> None:
+    inputs, out = with_bad_lines(tmp_path), tmp_path / "out"
+    message = r"raise --max-bad-fraction\. The first" if first else "--max-bad-fraction skips bad"
+    with pytest.raises(InputError, match=message):
+        prepare(inputs, TOKENIZER, out, bad_records(first), workers=1)
+    with caplog.at_level("INFO"):
+        prepare(inputs, TOKENIZER, out, bad_records(0.2), workers=1)
+    assert "resume after" in caplog.text
+    prepare(inputs, TOKENIZER, tmp_path / "whole", bad_records(0.2), workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.seconds
+def test_prepare_judges_all_inputs_by_a_smaller_fraction_of_bad_records(
+    tmp_path, monkeypatch
+) -> None:
+    """Inputs that are read already are read again, also after a resumption in between."""
+    inputs, out = with_bad_lines(tmp_path)[::-1], tmp_path / "out"
+    for fraction in (0.2, 0.3):
+        with monkeypatch.context() as patch:
+            interrupt(patch, ShardWriter, "close", 0, OSError("disk full"))
+            with pytest.raises(OSError, match="disk full"):
+                prepare(inputs, TOKENIZER, out, bad_records(fraction), workers=1)
+    with pytest.raises(InputError, match=r"b\.txt: .* bad, more than max_bad_fraction=0\.05"):
+        prepare(inputs, TOKENIZER, out, bad_records(0.05), workers=1)
 
 
 @pytest.mark.seconds

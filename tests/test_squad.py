@@ -1,5 +1,6 @@
 """Data sets in SQuAD's layout and the errors of other layouts."""
 
+import csv
 import json
 import pathlib
 from typing import Any
@@ -47,6 +48,28 @@ def test_read_squad_reads_passages_and_answers(tmp_path) -> None:
         ("large", 9),
     ]
     assert data.version == 1
+
+
+def test_read_squad_keeps_offsets_in_csv_with_line_ends_of_windows(tmp_path) -> None:
+    passage = "\r\n".join(f"Line {i}: the answer is 7 here and 7 there." for i in range(40))
+    start = passage.index("7 there", 1500)
+    answers = json.dumps({"text": ["7"], "answer_start": [start]})
+    with (tmp_path / "f.csv").open("w", newline="") as file:
+        rows = ["id", "context", "question", "answers"], ["q", passage, "How many?", answers]
+        csv.writer(file).writerows(rows)
+    (parsed,) = read_squad(tmp_path / "f.csv").questions
+    assert parsed.passage == passage and parsed.answers == (Answer("7", start),)
+
+
+def test_read_squad_keeps_offsets_in_csv_whose_line_ends_were_converted(tmp_path) -> None:
+    """The offsets count "\\n", which Git writes as "\\r\\n" on Windows."""
+    passage = "\n".join(f"Line {i}: the answer is 7 here and 7 there." for i in range(40))
+    start = passage.index("7 there", 1500)
+    answers = json.dumps({"text": ["7 there"], "answer_start": [start]}).replace('"', '""')
+    text = f'id,context,question,answers\nq,"{passage}",How many?,"{answers}"\n'
+    (tmp_path / "f.csv").write_bytes(text.replace("\n", "\r\n").encode())
+    (parsed,) = read_squad(tmp_path / "f.csv").questions
+    assert parsed.passage == passage and parsed.answers == (Answer("7 there", start),)
 
 
 def test_read_squad_detects_version_2_by_is_impossible(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Tests of the directory in which a corpus is prepared."""
 
+import os
 import pathlib
 
 import pytest
@@ -7,7 +8,7 @@ from document_files import content
 from etils import epath
 
 from data_pipelines.corpus import staging
-from data_pipelines.corpus.staging import is_in_output, staging_directory
+from data_pipelines.corpus.staging import check_output, is_in_output, staging_directory
 from data_pipelines.errors import InputError
 
 SHARDS = ["train-00000-of-00002.tokens", "eval-00000-of-00001.tokens"]
@@ -73,6 +74,35 @@ def test_staging_directory_deletes_shards_last(bucket, monkeypatch) -> None:
     with staging_directory(bucket):
         pass
     assert sorted(names[-len(SHARDS) :]) == sorted(SHARDS) and not content(pathlib.Path(bucket))
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_staging_directory_replaces_the_target_of_a_link(tmp_path, is_missing: bool) -> None:
+    """The stage is beside the target, on its disk."""
+    output, target = tmp_path / "out", tmp_path / "disk" / "corpus"
+    output.symlink_to(target)
+    if not is_missing:
+        target.mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(KeyError), staging_directory(epath.Path(output)):
+            raise KeyError
+        assert output.is_symlink()
+    with staging_directory(epath.Path(output)) as stage:
+        assert str(stage) == f"{target}.partial/corpus"
+        (stage / "a.txt").write_text("text")
+    assert output.is_symlink() and content(target) == {"a.txt": b"text"}
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "corpus", "disk", "out"]
+
+
+def test_check_output_rejects_mount_points(tmp_path, monkeypatch) -> None:
+    """A rename cannot replace a mounted disk."""
+    (tmp_path / "link").symlink_to("disk")
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == f"{tmp_path}/disk")
+    for name in ("disk", "link"):
+        with pytest.raises(InputError, match=rf"{name}: a mount point, .* Name a new directory in"):
+            check_output(epath.Path(tmp_path / name))
+    assert check_output(epath.Path(tmp_path / "disk" / "corpus")) == []
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ metadata, buckets with a hierarchical namespace, and profiler traces.
 """
 
 import hashlib
+import io
 import json
 import pathlib
 from collections.abc import Iterator
 
+import pyarrow
 import pytest
 from bucket import Server
 from conftest import sample_text, sample_vocabulary
 from processes import Command
+from pyarrow import feather, parquet
 from run_outputs import metrics, params_of
 
 from bertjax.reports.writer import write_report
@@ -237,6 +240,17 @@ def test_squad_files_may_be_in_the_bucket(bucket) -> None:
     files = {"train_file": "squad.json", "eval_file": "squad.json", "vocab": "vocab.txt"}
     flags = [f"--config.data.{field}={GS}/{name}" for field, name in files.items()]
     finish(start(bucket, "inspect", "--config", f"{SQUAD}:smoke", *flags))
+
+
+@pytest.mark.parametrize("name", ["table.parquet", "table.feather"])
+def test_tables_of_text_may_be_in_the_bucket(bucket, name: str) -> None:
+    content, table = io.BytesIO(), pyarrow.table({"text": ["ba do .", "ki lu ."] * 50})
+    write = parquet.write_table if name == "table.parquet" else feather.write_feather
+    write(table, content)
+    bucket.write(name, content.getvalue())
+    words = "--vocab-size", "20", "--output", f"{GS}/{name}.txt"
+    finish(start(bucket, "vocab", "--input", f"{GS}/{name}", *words))
+    assert len(bucket.objects[f"{name}.txt"].content.split()) == 20
 
 
 def test_missing_bucket_is_rejected(bucket) -> None:

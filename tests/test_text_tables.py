@@ -2,11 +2,13 @@
 
 import pathlib
 import time
+from collections.abc import Iterator
 
 import pytest
 from document_files import every_compression, read, save
 
 from data_pipelines.errors import InputError
+from data_pipelines.text import tables
 
 DOCUMENTS = [["Tea, and bread.", "It was old."], ['He said "no".'], ["Rain; wind | sea."]] * 3
 CSV = """id,text,label\n""" + "".join(
@@ -72,6 +74,19 @@ def test_tables_without_the_column_are_rejected(tmp_path, name, content, columns
             read(save(tmp_path / name, content), documents=documents)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("num_lines", [20, 150, 500])
+def test_tables_with_long_cells_are_tables(tmp_path: pathlib.Path, name: str, num_lines) -> None:
+    """Cells of 20 lines, and those that the end of the first lines cuts."""
+    delimiter = "," if name == "a.csv" else "\t"
+    document = [f"Paragraph {i}, with some text, and more." for i in range(num_lines)]
+    rows = [f'{i}{delimiter}"{chr(10).join(document)}"\n' for i in range(50)]
+    path = save(tmp_path / name, f"id{delimiter}body\n" + "".join(rows))
+    with pytest.raises(InputError, match=r"a table without a column 'text': 'id', 'body'"):
+        read(path)
+    assert read(path, field="body") == [document] * 50
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
 @pytest.mark.parametrize(
     "text",
@@ -98,13 +113,36 @@ def test_an_open_quote_damages_its_own_row_alone(tmp_path: pathlib.Path, later: 
     rows[1000] = '1000,"He said hello\n'
     rows[1800] = later or rows[1800]
     path = save(tmp_path / "a.csv", "id,text\n" + "".join(rows))
-    with pytest.raises(InputError, match=r"a\.csv:1002: not a row"):
+    with pytest.raises(InputError, match=r"a\.csv:1002: not a row \(.*\)\. Fix its quotes\."):
         read(path)
     expected = [[f"Text {i}."] for i in range(2000)]
     expected[1800] = ["Quoted.", "Twice."] if "Twice" in later else expected[1800]
     expected[1800] = ["Quoted."] if later == '1800,"Quoted."\n' else expected[1800]
     del expected[1000]
     assert [d for d in read(path, max_bad_fraction=0.01) if d] == expected
+
+
+def test_an_open_quote_takes_the_memory_of_a_document(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "MAX_DOCUMENT_BYTES", 1 << 20, raising=False)
+    row = "1,A row without quotes.\n"
+    num_rows = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal num_rows
+        yield from ("id,text", '1,"He said hello')
+        for num_rows in range(100_000):  # noqa: B007 (read by the test)
+            yield row.strip()
+
+    header = tables.Header(",", ("id", "text"))
+    rows = tables.read_rows("a.csv", lines(), header, "text")
+    number, error = next(rows)
+    assert number == 2 and str(error) == "a.csv:2: not a row (an open quote). Fix its quotes."
+    assert num_rows < 20_000
+    assert next(rows) == (3, {"text": "A row without quotes."})
+    assert sum(1 for _ in rows) == 99_999
+    whole = "A line of a cell.\n" * 10_000
+    path = save(tmp_path / "a.csv", f'id,text\n1,"{whole}"\n2,Two.\n')
+    assert [len(document) for document in read(path)] == [10_000, 1]
 
 
 def test_open_quotes_of_tsv_take_linear_time(tmp_path: pathlib.Path) -> None:

@@ -83,8 +83,9 @@ def prepare(
 
     Equal inputs and options give identical files for any number of workers. `OUTPUT.partial` holds
     the work in progress; an interrupted preparation resumes from it, also after an input was fixed
-    or appended. Remote file systems cannot rename a directory: there the manifest, written last,
-    completes the corpus, and an interrupted preparation starts again.
+    or appended, or with a larger `max_bad_fraction`. Remote file systems cannot rename a directory:
+    there the manifest, written last, completes the corpus, and an interrupted preparation starts
+    again.
 
     Args:
       inputs: inputs as described in `text.sources`; files of the output are left out.
@@ -113,7 +114,8 @@ def prepare(
     ):
         has_spans = bool(read_options.spans)
         row_dtype = index_dtype(filters, has_spans)
-        spool = Spool(directory, spool_options, signatures, row_dtype)
+        fraction = read_options.max_bad_fraction
+        spool = Spool(directory, spool_options, signatures, row_dtype, fraction)
         for index in spool.indexes():
             progress_bar.add(index)
         if spool.position != Position():
@@ -136,7 +138,11 @@ def prepare(
             if spool.position == Position():
                 spool.delete()
             elif not is_remote(stage):
-                log.info("%s: kept. Fix the input; the same command resumes.", directory)
+                log.info(
+                    "%s: kept. Fix the input; the same command resumes, also with a larger "
+                    "--max-bad-fraction.",
+                    directory,
+                )
             raise
         spool.commit_segment()
         progress_bar.close()
@@ -151,12 +157,17 @@ def prepare(
 
 
 def _describe_options(read_options: ReadOptions, tokenizer: Tokenizer, filters: Filters) -> str:
-    """Return a description of what determines the content of the spool beside the sources."""
+    """Return a description of what determines the content of the spool beside the sources.
+
+    The fraction of bad records does not: it determines whether a source is rejected.
+    """
+    content_options = read_options.content_options()
+    del content_options["max_bad_fraction"]
     description = [
         CORPUS_VERSION,
         SENTENCE_RULES_VERSION,
         MAX_SENTENCE_TOKENS,
-        read_options.content_options(),
+        content_options,
         tokenizer.fingerprint(),
         getattr(tokenizer, "max_input_chars_per_word", None),  # of WordPiece, not in the above
         filters.languages,

@@ -260,7 +260,8 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
 
 def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:
     """Write the manifest atomically, which makes `directory` a finished corpus."""
-    content = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False)
+    # ASCII, as UTF-8 has no bytes of names of files that are not UTF-8.
+    content = json.dumps(dataclasses.asdict(manifest), indent=1)
     atomic_write_text(epath.Path(directory) / MANIFEST, content + "\n")
 
 

@@ -36,26 +36,33 @@ class Position(NamedTuple):
 class Spool:
     """Segments in a directory.
 
-    Opening deletes segments made with other options, and all from the first one that is damaged or
-    has documents of a source that changed.
+    Opening deletes segments made with other options or a larger fraction of bad records, and all
+    from the first one that is damaged or has documents of a source that changed.
 
     Args:
       directory: created if it does not exist.
       options: describes the options; equal if a source would have the same documents.
       sources: describes each source, as JSON; equal if the source is unchanged.
       dtype: dtype of the index.
+      max_bad_fraction: maximal fraction of bad records of a source. Sources with few enough for a
+        smaller fraction are kept.
 
     Attributes:
       position: input position at the end of the complete segments.
     """
 
     def __init__(
-        self, directory: pathlib.Path, options: str, sources: Sequence[Any], dtype: np.dtype
+        self,
+        directory: pathlib.Path,
+        options: str,
+        sources: Sequence[Any],
+        dtype: np.dtype,
+        max_bad_fraction: float = 0.0,
     ) -> None:
         self._dtype = dtype
         self._directory = directory
-        previous_options, previous_sources = self._read_identity()
-        if previous_options != options:
+        previous_options, previous_fraction, previous_sources = self._read_identity()
+        if previous_options != options or previous_fraction > max_bad_fraction:
             self.delete()
             directory.mkdir(parents=True)
             previous_sources = []
@@ -72,7 +79,8 @@ class Spool:
             if int(path.name.partition(".")[0]) >= self._count:
                 path.unlink()
         # Written last: after a kill before it, the old segments still have the old identity.
-        atomic_write_text(directory / _IDENTITY, json.dumps([options, *sources]))
+        identity = json.dumps([options, max_bad_fraction, *sources])
+        atomic_write_text(directory / _IDENTITY, identity)
         self._start_segment()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
@@ -115,13 +123,13 @@ class Spool:
         for segment in range(self._count):
             yield memoryview(self._path(segment, "payload").read_bytes())
 
-    def _read_identity(self) -> tuple[str | None, list[Any]]:
-        """Return options and sources of the segments; None if they are unknown."""
+    def _read_identity(self) -> tuple[str | None, float, list[Any]]:
+        """Return options, fraction of bad records and sources of the segments; None if unknown."""
         try:
-            options, *sources = json.loads((self._directory / _IDENTITY).read_text())
+            options, fraction, *sources = json.loads((self._directory / _IDENTITY).read_text())
+            return options, float(fraction), sources
         except (OSError, ValueError, TypeError):
-            return None, []
-        return options, sources
+            return None, 0.0, []
 
     def _read_segment_end(self, segment: int) -> Position | None:
         """Return the input position at the end of a segment; None if it is not complete."""

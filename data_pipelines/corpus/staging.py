@@ -29,7 +29,7 @@ _LATER_FILE = re.compile(rf"(?:{_LATER_FILES})(?:\.[0-9a-f]{{8}}\.partial)?")
 
 @contextlib.contextmanager
 def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epath.Path]:
-    """Yield an empty directory that becomes `output` if the block succeeds.
+    """Yield an empty directory that becomes `output`, or what it links to, if the block succeeds.
 
     A remote file system cannot rename a directory: there the block writes into `output` itself, and
     the files of an interrupted preparation are deleted before.
@@ -48,8 +48,9 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
             leftover.unlink()
         yield output
         return
-    work = output.with_name(output.name + _PARTIAL)
-    created = make_directory(output.parent)
+    target = epath.Path(os.path.realpath(output))  # on its disk, where a rename can replace it
+    work = target.with_name(target.name + _PARTIAL)
+    created = make_directory(target.parent)
     problem = (
         f"{output}: another process prepares this corpus. Wait for it, or choose another output "
         "directory."
@@ -70,7 +71,7 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
             if not any(work.iterdir()):
                 work.rmdir()
             raise
-        os.replace(stage, output)
+        os.replace(stage, target)
         work.rmtree()
 
 
@@ -99,12 +100,16 @@ def check_output(output: epath.Path) -> list[epath.Path]:
     Shards are the last: without one, the other names may be those of a user's vocabulary.
 
     Raises:
-      InputError: the output is a file, has no name, or contains other files.
+      InputError: the output is a file or a mount point, has no name, or contains other files.
     """
     if not is_remote(output) and output.name in ("", ".."):  # it is renamed from one beside it
         raise InputError(f"{output}: not the name of a new directory. Choose one, such as corpus.")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file. Choose another output directory.")
+    if not is_remote(output) and os.path.ismount(os.path.realpath(output)):
+        raise InputError(
+            f"{output}: a mount point, which cannot be renamed. Name a new directory in it."
+        )
     files = list(output.iterdir()) if output.is_dir() else []
     if not files:
         return []
@@ -115,7 +120,8 @@ def check_output(output: epath.Path) -> list[epath.Path]:
     is_interrupted = is_known and bool(shards) and not any(file.is_dir() for file in files)
     if is_corpus or not is_remote(output) or not is_interrupted:
         content = "a finished corpus" if is_corpus else "other files"
-        work = output.with_name(output.name + _PARTIAL)
+        path = output if is_remote(output) else epath.Path(os.path.realpath(output))
+        work = path.with_name(path.name + _PARTIAL)
         left = f" {work} is left of its preparation: delete it." if work.exists() else ""
         raise InputError(
             f"{output}: already contains {content}. Choose another output directory, or delete "

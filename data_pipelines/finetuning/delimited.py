@@ -15,7 +15,7 @@ from data_pipelines.text.lines import read_lines
 
 # A field with quotes around it, which may hold tabs, line ends and doubled quotes; or one without.
 _FIELD = re.compile(r'("(?>[^"]*(?:""[^"]*)*)"|[^"\t]*)\t')
-_NEEDS_QUOTES = re.compile('[\t\n"]')
+_NEEDS_QUOTES = re.compile('[\t\r\n"]')
 _NUMBER = re.compile(r"[-+.\d]*(?:e[-+]?\d+)?", re.IGNORECASE)
 _MIN_QUOTED_FIELDS = 5  # that show that quotes are markup if none of them needs its quotes
 _log = logging.getLogger("data_pipelines")
@@ -49,7 +49,8 @@ def read_delimited(
 
     CSV has quotes around fields with separators, quotes or line ends. In TSV quotes are text, as in
     the files of GLUE, unless all of them are those of a writer of CSV, such as pandas. Names of the
-    header are stripped. Columns without a name are left out.
+    header are stripped. Columns without a name are left out. Line ends within quotes are those of
+    the file, so that offsets into a text stay valid.
 
     Args:
       path: the file.
@@ -60,7 +61,7 @@ def read_delimited(
     Raises:
       InputError: the file is damaged, or the header has other separators or a name twice.
     """
-    lines = list(read_lines(path))
+    lines = list(read_lines(path, keep_line_ends=True))
     if not columns:
         _reject_json(path, lines)
     if suffix == ".csv":
@@ -113,7 +114,7 @@ def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:
     first = next(lines, "")
     skipped = 0
     delimiter = ","
-    if match := re.fullmatch(r'"?sep=([,;\t])"?', first.strip("\ufeff ")):  # Excel's
+    if match := re.fullmatch(r'"?sep=([,;\t])"?', first.strip("\ufeff \r\n")):  # Excel's
         delimiter, skipped, first = match[1], 1, next(lines, "")
     else:
         separators = {*re.sub('"[^"]*"', "", first)} & {",", ";", "\t"}
@@ -122,7 +123,9 @@ def _csv_rows(path: epath.Path, lines: Iterator[str]) -> list[NumberedRow]:
         elif separators == {"\t"}:
             raise _other_separator(path, "\t", ".csv")
     if delimiter != ",":
-        _log.info("%s: columns are separated by %s: %r.", path, _NAMES[delimiter], first[:60])
+        _log.info(
+            "%s: columns are separated by %s: %r.", path, _NAMES[delimiter], first.rstrip()[:60]
+        )
     all_lines = [first, *lines]
     rows = list(_parse_csv(path, all_lines, delimiter, skipped))
     spaced = (field for _, row in rows for field in row if field.lstrip(" ")[:1] == '"' != field[0])
@@ -145,7 +148,7 @@ def _parse_csv(
     skip_spaces: bool = False,
 ) -> Iterator[NumberedRow]:
     reader = csv.reader(
-        (f"{line}\n" for line in lines),
+        lines,
         delimiter=delimiter,
         skipinitialspace=skip_spaces,
         strict=True,
@@ -163,7 +166,9 @@ def _parse_csv(
 
 def _tsv_rows(path: epath.Path, lines: list[str], keep_quotes: bool) -> list[NumberedRow]:
     """Return number of the first line and fields of each row that is not blank."""
-    verbatim = [(i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip()]
+    verbatim = [
+        (i, line.rstrip("\r\n").split("\t")) for i, line in enumerate(lines, 1) if line.strip()
+    ]
     rows = _parse_quoted(lines, verbatim)
     if rows is None or keep_quotes:
         _warn_of_quotes(path, verbatim)
@@ -198,14 +203,15 @@ def _parse_quoted(lines: Sequence[str], verbatim: list[NumberedRow]) -> list[Num
                 return None
             parts.append(following)
             num_quotes += following.count('"')
-        fields = _split_quoted("\n".join(parts)) if num_quotes else line.split("\t")
+        row = "".join(parts).rstrip("\r\n")
+        fields = _split_quoted(row) if num_quotes else row.split("\t")
         if fields is None:
             return None
         if len(parts) > 1 or line.strip():
             rows.append((start, fields))
     quoted = [field for _, fields in rows for field in fields if field.startswith('"')]
     num_bad, num_bad_verbatim = _count_bad(rows), _count_bad(verbatim)
-    if any(re.search("[\t\n]", field) for field in quoted):
+    if any(re.search("[\t\r\n]", field) for field in quoted):
         num_bad += 1  # quotes with a tab or a line end between may belong to two fields
     if num_bad > num_bad_verbatim:
         return None

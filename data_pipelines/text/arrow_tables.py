@@ -1,5 +1,7 @@
 """Values and rows of Parquet and Arrow files, read in small batches."""
 
+import contextlib
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 from data_pipelines.schema import check_regular, check_schema
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 _BATCH_ROWS = 1024
+_BUFFER_BYTES = 1 << 20  # of a remote file, read at a time
 
 
 def read_column(path: epath.Path, column: str) -> Iterator[Any]:
@@ -48,12 +52,53 @@ def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
     read_batches = _parquet if path.suffix == ".parquet" else _arrow
     try:
         check_regular(path, "Name a file.")
-        with path.open("rb") as file:
+        with _open(path) as file:
             for batch in read_batches(path, file, column):
                 batch.validate(full=True)  # reading a damaged batch would end the process
                 yield batch
     except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged ({error}). Download it again.") from None
+
+
+class _RemoteFile(io.RawIOBase):
+    """A remote file, for pyarrow: TensorFlow's `GFile` lacks `closed` and others of its methods."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; return the number of bytes, 0 at the end of the file."""
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position and return it."""
+        self._file.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        """Return the position."""
+        position: int = self._file.tell()
+        return position
+
+
+@contextlib.contextmanager
+def _open(path: epath.Path) -> Iterator[Any]:
+    """Yield a file that pyarrow can read."""
+    with path.open("rb") as file:
+        if is_remote(path):
+            yield io.BufferedReader(_RemoteFile(file), _BUFFER_BYTES)
+        else:
+            yield file
 
 
 def _parquet(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
@@ -106,7 +151,7 @@ def read_class_names(path: epath.Path) -> dict[str, list[str]]:
     from pyarrow import ipc, parquet
 
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             if path.suffix == ".parquet":
                 schema = parquet.read_schema(file)
             else:

@@ -99,7 +99,7 @@ def detect_layout(path: epath.Path, sample: Sequence[str], is_whole: bool, field
         reject_vertical(path, filled)
         return Layout("extractor")
     reject_markup(path, filled)
-    if any(plain_text.SEPARATOR in line for line in sample):
+    if any(map(plain_text.has_separator, sample)):
         return Layout("separated")
     header = find_header(sample, is_whole, field, next(iter(suffixes & {".csv", ".tsv"}), ""))
     if header:

@@ -18,6 +18,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.libraries import check_installed
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _BLOCK = 1 << 16  # bytes read at a time
 MAX_LINE_MB = 64
 MAX_EXPANSION = 300  # beyond 64 MiB; text shrinks to a hundredth at most
@@ -33,6 +34,7 @@ def read_lines(
     path: epath.Path,
     on_error: Callable[[InputError], None] = raise_error,
     max_line_mb: int = MAX_LINE_MB,
+    keep_line_ends: bool = False,
 ) -> Iterator[str]:
     """Yield the lines of a text file, plain or compressed (.gz, .xz, .bz2, .zst).
 
@@ -41,12 +43,13 @@ def read_lines(
       on_error: called with the error of a line that is not UTF-8. If it returns, the line is
         skipped.
       max_line_mb: longest line, which is in memory, in megabytes.
+      keep_line_ends: yield the lines with their ends, for formats in which they may be content.
 
     Raises:
       InputError: the file is damaged, its first bytes are those of a binary format, or a line or
         the compression is too large.
     """
-    yield from decode_lines(path, read_blocks(path), on_error, max_line_mb)
+    yield from decode_lines(path, read_blocks(path), on_error, max_line_mb, keep_line_ends)
 
 
 def decode_lines(
@@ -54,6 +57,7 @@ def decode_lines(
     blocks: Iterable[bytes],
     on_error: Callable[[InputError], None],
     max_line_mb: int = MAX_LINE_MB,
+    keep_line_ends: bool = False,
 ) -> Iterator[str]:
     """Yield the lines of a file's decompressed blocks; arguments and errors as `read_lines`."""
     offset = size = 0  # in the decompressed file, and of the parts
@@ -66,7 +70,8 @@ def decode_lines(
         if end:
             content = b"".join((*parts, head))
             whole = content.removesuffix(b"\r") if end == b"\n" else content
-            yield from _decode(path, whole, offset, on_error)
+            line_end = content[len(whole) :] + end if keep_line_ends else None
+            yield from _decode(path, whole, line_end, offset, on_error)
             offset += len(content) + 1
             parts, size = [], 0
         parts.append(tail)
@@ -76,7 +81,8 @@ def decode_lines(
                 f"{path}: a line has more than {max_line_mb} MB. Split it, or raise --max-line-mb "
                 "of `prepare` and `vocab`."
             )
-    yield from _decode(path, b"".join(parts), offset, on_error)
+    line_end = b"" if keep_line_ends else None
+    yield from _decode(path, b"".join(parts), line_end, offset, on_error)
 
 
 def check_readable(path: str) -> None:
@@ -86,19 +92,31 @@ def check_readable(path: str) -> None:
 
 
 def _decode(
-    path: epath.Path, content: bytes, offset: int, on_error: Callable[[InputError], None]
+    path: epath.Path,
+    content: bytes,
+    end: bytes | None,
+    offset: int,
+    on_error: Callable[[InputError], None],
 ) -> Iterator[str]:
-    """Yield the lines of `content`, whose last line has no line end."""
+    """Yield the lines of `content`, whose last line has no line end.
+
+    Args:
+      path: the file.
+      content: bytes of the file from `offset` on.
+      end: end of the last line, to yield lines with their ends; None for lines without.
+      offset: number of bytes before `content`.
+      on_error: as of `read_lines`.
+    """
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         begin = 0
-        for line_end in _LINE_END.finditer(content):
-            line = content[begin : line_end.start()]
-            yield from _decode(path, line, offset + begin, on_error)
-            begin = line_end.end()
+        for match in _LINE_END.finditer(content):
+            line, line_end = content[begin : match.start()], None if end is None else match[0]
+            yield from _decode(path, line, line_end, offset + begin, on_error)
+            begin = match.end()
         if begin:
-            yield from _decode(path, content[begin:], offset + begin, on_error)
+            yield from _decode(path, content[begin:], end, offset + begin, on_error)
             return
         on_error(
             InputError(f"{path}: byte {offset + error.start} is not UTF-8. Convert it to UTF-8.")
@@ -106,6 +124,9 @@ def _decode(
         return
     if not offset:
         text = text.removeprefix("\ufeff")  # byte order mark
+    if end is not None:
+        yield from _LINE_WITH_END.findall(text + end.decode())
+        return
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     yield from text.split("\n")
@@ -134,9 +155,17 @@ def _reject_binary(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]
     for offset, signature, fix in _BINARY_SIGNATURES:
         if start[offset : offset + len(signature)] == signature:
             raise InputError(f"{path}: not text. {fix}.")
+    if start[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):  # the former starts as UTF-16's
+        raise InputError(f"{path}: not UTF-8 but UTF-32. Convert it to UTF-8.")
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # Excel's "Unicode text"
         yield from _recode_utf16(path, itertools.chain([start], blocks))
         return
+    # All ASCII characters of UTF-16 and UTF-32 have zeros, which UTF-8 allows.
+    if start.count(0) > _MAX_ZERO_FRACTION * len(start):
+        raise InputError(
+            f"{path}: not UTF-8: UTF-16 or UTF-32 without a byte order mark, or binary. Convert it "
+            "to UTF-8."
+        )
     yield start
     start = block = b""  # frees the memory: blocks may be large
     yield from blocks
@@ -224,6 +253,7 @@ _BINARY_SIGNATURES = [  # (offset in the file, bytes there, fix)
     (4, b"1AY&SY", "Let the name of the compressed file end in .bz2"),
     (0, b"\x28\xb5\x2f\xfd", "Let the name of the compressed file end in .zst"),
 ]
+_MAX_ZERO_FRACTION = 0.1  # of the first bytes of a text
 _SIGNATURE_BYTES = max(offset + len(signature) for offset, signature, _ in _BINARY_SIGNATURES)
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {

@@ -11,13 +11,18 @@ from data_pipelines.log import warn_once
 _log = logging.getLogger(__name__)
 
 _START, SEPARATOR = "<|startoftext|>", "<|endoftext|>"  # of GPT's corpora
+# A mark between two documents, where prose has spaces, quotes or punctuation beside it.
+_JOINT = re.compile(
+    r"""[^\s`'"“\u2018(\[{<*:]<\|endoftext\|>[\w"“\u2018'(]"""
+    r"""|["'”\u2019)]<\|endoftext\|>\w"""
+)
 EXTRACTOR_START = re.compile(r"\s*<doc\s(?:[^>]*\s)?id=")
 _EXTRACTOR_TITLE = re.compile(r"""\stitle=(?:"(.{,1000}?)"|'(.{,1000}?)')\s*/?>""")
 _TAGS = re.compile(r"</?(?:a|b|i|u|h[1-6]|li|ul|ol|dl|dd|dt|p|br|div|span|ref)\b[^<>]*>")
 _HEADING_START = re.compile(r"(?:= )+(?!=)")  # of WikiText-2 and WikiText-103, stripped
 _LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
-_MAX_DOCUMENT_BYTES = 1 << 26  # as long as a page of Wikipedia's dumps may be
-_LINE_BYTES = 64  # that a line takes in memory beside its characters
+MAX_DOCUMENT_BYTES = 1 << 26  # as long as a page of Wikipedia's dumps may be
+LINE_BYTES = 64  # that a line takes in memory beside its characters
 _BLOCK_FIX = "Divide it with blank lines; if each line is a document, choose --documents lines."
 # Chapters of wrapped books end at two or more blank lines. A shorter part is a heading. A longer
 # one is divided, so that one book without chapters has the two documents that are the minimum.
@@ -43,7 +48,7 @@ class _Document:
           InputError: the document is too large.
         """
         self.lines.append(line)
-        self._size += len(line) + _LINE_BYTES
+        self._size += len(line) + LINE_BYTES
         _check_size(self._source, "document", self._size, self._fix)
 
     def take(self) -> list[str]:
@@ -53,23 +58,20 @@ class _Document:
 
 
 def _check_size(source: str, part: str, size: int, fix: str) -> None:
-    """Raise InputError if a document or paragraph has more than `_MAX_DOCUMENT_BYTES`."""
-    if size > _MAX_DOCUMENT_BYTES:
-        limit = f"{_MAX_DOCUMENT_BYTES >> 20} MiB"
+    """Raise InputError if a document or paragraph has more than `MAX_DOCUMENT_BYTES`."""
+    if size > MAX_DOCUMENT_BYTES:
+        limit = f"{MAX_DOCUMENT_BYTES >> 20} MiB"
         raise InputError(f"{source}: a {part} takes more than {limit} of memory. {fix}")
 
 
-def block_documents(
-    source: str, lines: Iterable[str], count: Callable[[], None]
-) -> Iterator[list[str]]:
-    """Yield the blocks between blank lines; call `count` for each line.
+def block_documents(source: str, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the blocks between blank lines.
 
     Raises:
       InputError: a block is too large.
     """
     document = _Document(source, _BLOCK_FIX)
     for line in lines:
-        count()
         if line := line.strip():
             document.add(line)
             if len(document.lines) == _LONG_DOCUMENT_LINES:
@@ -85,10 +87,22 @@ def block_documents(
         yield document.take()
 
 
-def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a text whose first lines have no mark `<|endoftext|>`.
+def has_separator(line: str) -> bool:
+    """Return whether a mark `<|endoftext|>` in a line seems to end a document.
 
-    A mark at the end of a later line, or its start, is text, with a warning.
+    It starts or ends the line, or two documents are joined by it: "One.<|endoftext|>Two." Others
+    are mentions of the mark in prose.
+    """
+    if SEPARATOR not in line:
+        return False
+    text = line.replace(_START, "").strip()
+    return text.startswith(SEPARATOR) or text.endswith(SEPARATOR) or bool(_JOINT.search(text))
+
+
+def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text whose first lines have no mark `<|endoftext|>` between documents.
+
+    A mark in a later line is text, with a warning if it seems to end a document.
 
     Raises:
       InputError: a later line is the mark, which would not end a document.
@@ -102,7 +116,7 @@ def reject_separators(source: str, lines: Iterable[str]) -> Iterator[str]:
                     f"{source}:{number}: {SEPARATOR}, which none of the first lines has. They "
                     f"determine the layout. {fix} Or remove such lines."
                 )
-            if text.startswith(SEPARATOR) or text.endswith(SEPARATOR):
+            if has_separator(line):
                 message = f"{source}: {SEPARATOR} in a line is read as text. Does it end documents?"
                 warn_once((source, SEPARATOR), f"{message} {fix}")
         yield line
@@ -166,7 +180,7 @@ def _wrapped_paragraphs(
         if not parts:
             gap, blank = blank, 0
         parts.append(stripped)
-        size += len(stripped) + _LINE_BYTES
+        size += len(stripped) + LINE_BYTES
         if source is not None:
             _check_size(source, "paragraph", size, _BLOCK_FIX)
     if parts:

@@ -45,6 +45,8 @@ class BadRecordCounter:
     def add(self, error: InputError) -> None:
         """Count a bad record, or raise its error if there are too many."""
         if not self._max_bad_fraction:
+            if self._records > 1:  # if the first one is bad, more than a record needs a fix
+                error = InputError(f"{error} --max-bad-fraction skips bad records.")
             raise error
         self._first = self._first or error
         self._bad += 1
@@ -59,8 +61,8 @@ class BadRecordCounter:
         counts = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
         if self._bad > self._max_bad_fraction * self._records:
             raise InputError(
-                f"{counts}, more than max_bad_fraction={self._max_bad_fraction:g}. The first: "
-                f"{self._first}"
+                f"{counts}, more than max_bad_fraction={self._max_bad_fraction:g}. Fix them, or "
+                f"raise --max-bad-fraction. The first: {self._first}"
             )
         _log.warning("%s and skipped. The first: %s", counts, self._first)
 

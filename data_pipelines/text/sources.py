@@ -14,11 +14,11 @@ An input is one of
 Inputs are streamed: the first lines, one block of a file and the current document are in memory.
 """
 
-import collections
 import dataclasses
 import glob
 import itertools
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.log import warn_once
 from data_pipelines.parsing import read_json_records
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import distinct_files, files_within, is_remote
 from data_pipelines.text import arrow_tables, builtin, plain_text, tables, wikipedia, wikitext
 from data_pipelines.text.layouts import (
     Notices,
@@ -147,10 +147,14 @@ def resolve_inputs(
         if is_path and epath.Path(pattern).is_dir():
             _reject_several_splits(epath.Path(pattern), files)
         sources += map(str, files) if is_path else [pattern]
-    for source, count in collections.Counter(sources).items():
+    names: dict[str, str] = {}
+    for source in sources:
         check_readable(source)
-        if count > 1:
-            raise InputError(f"{source}: {count} times in the inputs. Name it once.")
+        file = os.path.realpath(source) if os.path.exists(source) else source
+        if file in names:
+            alias = "" if names[file] == source else f", also as {names[file]}"
+            raise InputError(f"{source}: more than once in the inputs{alias}. Name it once.")
+        names[file] = source
     if not sources:
         raise InputError("No input. Name a text file, tfds:NAME or builtin.")
     return sources
@@ -171,7 +175,7 @@ def match_files(
     path = epath.Path(pattern)
     if path.is_dir():
         # Those that are left out do not decide what a description is.
-        files = [file for file in sorted(_files_within(path)) if not is_left_out(str(file))]
+        files = [file for file in distinct_files(files_within(path)) if not is_left_out(str(file))]
         files = _leave_out_descriptions(path, files)
         if not files:
             raise InputError(f"{pattern}: directory without files. Name one with files.")
@@ -187,10 +191,14 @@ def match_files(
                 "level."
             )
         root = next(parent for parent in path.parents if not _WILDCARD.search(str(parent)))
-        matches: Iterable[epath.Path] = root.glob(str(path.relative_to(root)))
+        matches = root.glob(str(path.relative_to(root)))
+        files = sorted(match for match in matches if not match.is_dir())
     else:
-        matches = map(epath.Path, glob.glob(pattern, recursive=True))
-    files = sorted(match for match in matches if not match.is_dir())
+        # `realpath`, as the system follows 40 links only, such as those to a directory above.
+        names = glob.glob(pattern, recursive=True)
+        files = distinct_files(
+            epath.Path(name) for name in names if not os.path.isdir(os.path.realpath(name))
+        )
     if not files:
         raise InputError(f"{pattern}: no file matches. Fix the pattern.")
     return [file for file in files if not is_left_out(str(file))]
@@ -231,17 +239,6 @@ def _reject_several_splits(directory: epath.Path, files: Iterable[epath.Path]) -
             f"{directory}: has the split train ({name}) and another ({other}). Name the files to "
             f"read, such as --input '{pattern}'; for both, also '{other_pattern}'."
         )
-
-
-def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
-    """Yield all files except hidden ones, such as `.git/config` and Hadoop's `_SUCCESS`."""
-    for path in directory.iterdir():
-        if path.name[0] in "._":
-            continue
-        if path.is_dir():
-            yield from _files_within(path)
-        else:
-            yield path
 
 
 def read_source(
@@ -310,7 +307,8 @@ class _SourceReader:
             return self._records(f"{source} element ", read_json_list(source, lines))
         if layout == "json_lines":
             if sum(map(bool, map(str.strip, sample))) == 1:  # perhaps one object with all rows
-                return self._records("", read_json_records(source, lines))
+                text_fields = (field, field.partition(".")[0])
+                return self._records("", read_json_records(source, lines, text_fields))
             return self._records(f"{source}:", enumerate(lines, 1))
         if header:
             rows = tables.read_rows(source, lines, header, field)
@@ -318,8 +316,9 @@ class _SourceReader:
             return self._announce(layout, what, self._records(f"{source}:", rows))
         if layout != "separated" and not is_whole:
             lines = plain_text.reject_separators(source, lines)
+        lines = bad.count_all(lines)
         if layout == "extractor":
-            documents = plain_text.extractor_documents(source, lines, bad.add_line)
+            documents = plain_text.extractor_documents(source, lines, bad.add)
             return self._announce(layout, "<doc> blocks, without titles", documents)
         if layout == "wikitext":
             documents = plain_text.wikitext_documents(source, lines)
@@ -333,11 +332,10 @@ class _SourceReader:
             self._notices(logging.WARNING, "no table", message, source)
         warn_of_defects(source, sample, self._notices, is_wrapped)
         if self._options.documents == "blocks":
-            return plain_text.block_documents(source, lines, bad.count)
-        counted = bad.count_all(lines)
+            return plain_text.block_documents(source, lines)
         if is_wrapped:
-            return plain_text.wrapped_documents(source, counted)
-        return plain_text.line_documents(counted)
+            return plain_text.wrapped_documents(source, lines)
+        return plain_text.line_documents(lines)
 
     def _records(
         self, prefix: str, numbered: Iterable[tuple[object, object]]

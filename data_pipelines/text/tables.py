@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from data_pipelines.errors import InputError
+from data_pipelines.text.plain_text import LINE_BYTES, MAX_DOCUMENT_BYTES
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
@@ -21,6 +22,7 @@ _EXCEL_DELIMITER = re.compile(r"\s*(sep=.\s*)?")  # or a blank line, before the 
 _NAME = re.compile(r"(?! )[^!?\t\"]{0,40}(?<!\.)")
 _SAMPLE_LINES = 100
 _MIN_ROWS = 5  # of a table that is recognized by its rows alone
+_OPEN_QUOTE = "an open quote"
 _MAX_CELL_LINES = 1000  # in a table with tabs, where an open quote may be text
 
 Row = list[str] | str  # cells, or what is wrong with the row
@@ -45,7 +47,7 @@ def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) 
     - a column with the name of the field, in a file named .csv or .tsv, or if four of five rows
       have as many cells as the header;
     - names of columns (short, no sentences) in a file named .csv or .tsv, if half of the rows have
-      as many cells;
+      as many cells; rows from one on that the end of the first lines cuts are left out;
     - five or more rows that all have as many cells, without blank lines between. Text has spaces
       behind its commas and semicolons, so no cell may begin with a space.
 
@@ -74,8 +76,7 @@ def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) 
         if len(rows) < 2 or not rows[0]:
             continue
         header = Header(delimiter, tuple(cell.strip() for cell in rows[0]))
-        data = [row for row in rows[1:] if row]
-        share = sum(len(row) == len(rows[0]) for row in data) / max(1, len(data))
+        share = _share_of_whole_rows(rows[1:], len(rows[0]))
         has_field = field in header.columns
         has_names = all(map(_NAME.fullmatch, rows[0])) and re.search(r"[^\W\d]", "".join(rows[0]))
         is_even = _is_even(rows, delimiter)
@@ -84,12 +85,34 @@ def find_header(sample: Sequence[str], is_whole: bool, field: str, suffix: str) 
             is_delimiter = delimiter == ("," if suffix == ".csv" else "\t")
             is_table = has_suffix and is_delimiter and (has_field or is_quoted)
         elif has_suffix:
-            is_table = has_field or is_even or (bool(has_names) and share >= 0.5)
+            is_table = has_field or is_even
+            if has_names and not is_table:
+                uncut = None if is_whole else _rows_before_cut(lines, delimiter)
+                is_cut = uncut is not None and (
+                    len(uncut) < 2 or _share_of_whole_rows(uncut[1:], len(rows[0])) >= 0.5
+                )
+                is_table = share >= 0.5 or is_cut
         else:
             is_table = is_even or (has_field and share >= 0.8)
         if is_table:
             headers.append(((has_field, share, len(rows[0])), header))
     return max(headers)[1] if headers else None
+
+
+def _share_of_whole_rows(rows: Iterable[Row], num_columns: int) -> float:
+    """Return the share of the rows that are not blank which have as many cells as the header."""
+    filled = [row for row in rows if row]
+    return sum(len(row) == num_columns for row in filled) / max(1, len(filled))
+
+
+def _rows_before_cut(lines: Iterable[str], delimiter: str) -> list[Row] | None:
+    """Return the rows before one that the end of the lines cuts within quotes, or None."""
+    rows: list[Row] = []
+    for _, row in _quoted_rows(*_skip_excel_delimiter(lines), delimiter):
+        if row == _OPEN_QUOTE:
+            return rows
+        rows.append([] if isinstance(row, str) else row)
+    return None
 
 
 def _is_even(rows: Sequence[Sequence[str]], delimiter: str) -> bool:
@@ -133,41 +156,54 @@ def read_rows(
 
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, Row]]:
     """Yield the number of the first line and the cells of each row; blank lines have none."""
-    remaining = iter(lines)
-    first = 1
-    for line in remaining:
-        if not _EXCEL_DELIMITER.fullmatch(line):
-            remaining = itertools.chain([line], remaining)
-            break
-        first += 1
+    remaining, first = _skip_excel_delimiter(lines)
     if delimiter == "\t":
         yield from _tab_rows(remaining, first)
         return
     yield from _quoted_rows(remaining, first, delimiter)
 
 
+def _skip_excel_delimiter(lines: Iterable[str]) -> tuple[Iterator[str], int]:
+    """Return the lines from the header on, and its number."""
+    remaining = iter(lines)
+    first = 1
+    for line in remaining:
+        if not _EXCEL_DELIMITER.fullmatch(line):
+            return itertools.chain([line], remaining), first
+        first += 1
+    return remaining, first
+
+
 def _quoted_rows(lines: Iterator[str], number: int, delimiter: str) -> Iterator[tuple[int, Row]]:
     """Yield rows whose cells may be in double quotes, with line ends in them.
 
-    After an error, as of an open quote, the line after the row's first one begins the next row.
+    After an error, the line after the row's first one begins the next row. A quote is open if the
+    lines, or those of the size that a document may have, do not close it.
     """
     pending: deque[str] = deque()  # lines to be read again
     parts: list[str] = []  # of the row
+    size = 0  # of the row in memory
 
     def feed() -> Iterator[str]:
-        while (line := pending.popleft() if pending else next(lines, None)) is not None:
+        nonlocal size
+        while size <= MAX_DOCUMENT_BYTES:
+            line = pending.popleft() if pending else next(lines, None)
+            if line is None:
+                return
             parts.append(line)
+            size += len(line) + LINE_BYTES
             yield f"{line}\n"
 
     reader = csv.reader(feed(), delimiter=delimiter, strict=True)
     while True:
         parts.clear()
+        size = 0
         try:
             row: Row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            row = str(error)
+            row = _OPEN_QUOTE if "unexpected end" in str(error) else str(error)
             pending.extendleft(reversed(parts[1:]))
             del parts[1:]
             reader = csv.reader(feed(), delimiter=delimiter, strict=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
@@ -164,7 +164,8 @@ def _make_dataset(
             answers = layouts.get_answers(record)
             is_impossible = layouts.get_is_impossible(record)
             gold = tuple(Answer(*answer) for answer in answers or ())
-            questions.append(Question(id_, text, record.passage, gold, is_impossible))
+            passage = _with_line_ends_of_answers(record.passage, gold)
+            questions.append(Question(id_, text, passage, gold, is_impossible))
             locations.append(location)
             if is_impossible is not None or (record.is_row and answers == []):
                 version = 2
@@ -185,6 +186,22 @@ def _make_dataset(
             name, len(unlabeled), len(questions), unlabeled[0],
         )  # fmt: skip
     return QuestionAnsweringDataset(questions, version, is_flat)
+
+
+def _with_line_ends_of_answers(passage: str, answers: Sequence[Answer]) -> str:
+    r"""Return a passage with the line ends that the offsets of its answers count.
+
+    A CSV keeps the ends of lines within fields. Git and editors on Windows write them all as
+    "\r\n", after the offsets were counted.
+    """
+
+    def has_answers(text: str) -> bool:
+        return all(text.startswith(answer.text, answer.start) for answer in answers)
+
+    if "\r\n" not in passage or has_answers(passage):
+        return passage
+    converted = passage.replace("\r\n", "\n")
+    return converted if has_answers(converted) else passage
 
 
 def check_passage(location: str, passage: str) -> None:
