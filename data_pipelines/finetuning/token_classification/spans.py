@@ -243,11 +243,13 @@ def _without_overlaps(
     location: str, spans: Iterable[Span], fix_tags: bool, counts: collections.Counter[str]
 ) -> list[Span]:
     """Return spans by their start; of overlapping ones the longest if `fix_tags`."""
-    kept: list[Span] = []
+    kept: list[Span] = []  # by their start
     for span in sorted(spans, key=lambda span: (span.start - span.end, span.start)):
-        other = next((o for o in kept if span.start < o.end and o.start < span.end), None)
+        index = bisect.bisect(kept, span)
+        neighbors = kept[max(0, index - 1) : index + 1]
+        other = next((o for o in neighbors if span.start < o.end and o.start < span.end), None)
         if other is None:
-            kept.append(span)
+            kept.insert(index, span)
         elif fix_tags:
             counts["overlap"] += 1
         else:
@@ -256,7 +258,7 @@ def _without_overlaps(
                 f"{other.label!r} at {other.start} to {other.end}. Remove one, or keep the "
                 "longest with data.fix_tags=True."
             )
-    return sorted(kept)
+    return kept
 
 
 def _words_of(
