@@ -79,24 +79,24 @@ def encode_texts(
     for number, (text, text_pair) in enumerate(zip(data.texts, text_pairs, strict=True)):
         first = encode(text)
         second = None if text_pair is None else encode(text_pair)
-        room = max_seq_length - (2 if second is None else 3)  # [CLS], and [SEP] after each text
-        is_too_long = len(first) + len(second or ()) > room
+        capacity = max_seq_length - (2 if second is None else 3)  # [CLS], and [SEP] after each text
+        is_too_long = len(first) + len(second or ()) > capacity
         if is_too_long and truncation != "windows":
             truncated.append(number)
         suffix: list[int] = []
         if second is not None:
-            lengths = truncated_pair_lengths(len(first), len(second), room)
+            lengths = truncated_pair_lengths(len(first), len(second), capacity)
             first, second = (
                 _truncate(ids, length, truncation)
                 for ids, length in zip((first, second), lengths, strict=True)
             )
             suffix = [*second, tokenizer.sep_id]
         if is_too_long and truncation == "windows":
-            stride = max(1, room - room // _OVERLAP_DIVISOR)
-            starts = window_starts(len(first), room, stride)
-            parts = [first[start : start + room] for start in starts]
+            stride = max(1, capacity - capacity // _OVERLAP_DIVISOR)
+            starts = window_starts(len(first), capacity, stride)
+            parts = [first[start : start + capacity] for start in starts]
         else:
-            parts = [_truncate(first, room, truncation)]
+            parts = [_truncate(first, capacity, truncation)]
         for part in parts:
             prefix = [tokenizer.cls_id, *part, tokenizer.sep_id]
             prefix_lengths.append(len(prefix))
@@ -119,26 +119,26 @@ def check_truncation(truncation: str, has_pairs: bool) -> None:
         )
 
 
-def truncated_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts truncated to `room` tokens, the longer one first.
+def truncated_pair_lengths(first: int, second: int, capacity: int) -> tuple[int, int]:
+    """Return the lengths of two texts truncated to `capacity` tokens, the longer one first.
 
     Of equally long texts the second loses a token first.
     """
-    half = room - room // 2  # tokens of the first text if both are too long
-    if first + second <= room:
+    half = capacity - capacity // 2  # tokens of the first text if both are too long
+    if first + second <= capacity:
         return first, second
     if first <= half:
-        return first, room - first
-    if second <= room - half:
-        return room - second, second
-    return half, room - half
+        return first, capacity - first
+    if second <= capacity - half:
+        return capacity - second, second
+    return half, capacity - half
 
 
-def _truncate(ids: list[int], room: int, truncation: str) -> list[int]:
-    if len(ids) <= room:
+def _truncate(ids: list[int], capacity: int, truncation: str) -> list[int]:
+    if len(ids) <= capacity:
         return list(ids)
-    head = {"head": room, "tail": 0, "head_tail": room // 4}[truncation]
-    return ids[:head] + ids[len(ids) - (room - head) :]
+    head = {"head": capacity, "tail": 0, "head_tail": capacity // 4}[truncation]
+    return ids[:head] + ids[len(ids) - (capacity - head) :]
 
 
 def make_target(
