@@ -78,7 +78,7 @@ class EarlyStopping:
           step: number of updates that the run resumes from.
           best_step: step of the best checkpoint, 0 without one.
         """
-        if not (self._patience and best_step):
+        if not best_step:
             return
 
         def count() -> list[int]:

@@ -179,7 +179,8 @@ class Trainer:
                 if distributed.is_process_0() and int(state.step):
                     self.checkpointer.delete_old(int(state.step))  # as a killed process would have
                 start = int(state.step)
-                self._early_stopping.resume(self.workdir, start, self.checkpointer.best_step())
+                if self.config.early_stopping:  # else no scores are read
+                    self._early_stopping.resume(self.workdir, start, self.checkpointer.best_step())
                 if start and (self._is_last(start) or self._ends_early(start)):
                     _log.info("%s is complete: step %d is the last.", self.workdir, start)
                 else:
