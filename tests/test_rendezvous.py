@@ -84,7 +84,8 @@ def test_meet_ignores_other_programs_and_ended_processes() -> None:
 
 
 @pytest.mark.seconds
-def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch, order) -> None:
     monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 2.0)
     port = free_port()
     process_0 = ThreadPoolExecutor(1)
@@ -97,9 +98,12 @@ def test_meet_replaces_a_process_whose_machine_was_lost(monkeypatch) -> None:
             time.sleep(0.05)
     lost.sendall(b"[1, 3]\n")  # open for ever, as no one is left who would close it
     time.sleep(0.2)
-    others = [Cluster(f"localhost:{port}", 3, index) for index in (1, 2)]
-    with ThreadPoolExecutor(3) as processes:
-        for future in [first, *(processes.submit(meet, cluster, 60) for cluster in others)]:
+    others = []
+    with ThreadPoolExecutor(2) as processes:
+        for index in order:
+            others.append(processes.submit(meet, Cluster(f"localhost:{port}", 3, index), 60))
+            time.sleep(0.2)
+        for future in [first, *others]:
             future.result()
     lost.close()
 

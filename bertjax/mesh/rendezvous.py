@@ -83,7 +83,13 @@ def _receive(cluster: Cluster, patience: _Patience) -> None:
     with listener:
         listener.settimeout(_RETRY_SECONDS)
         fault = ""
-        while len(connections) < count - 1 and not fault:
+        while not fault:
+            if len(connections) == count - 1:  # all, or some were lost after they had reported
+                lost = [i for i, connection in connections.items() if not _answers(connection)]
+                if not lost:
+                    break
+                for i in lost:
+                    connections.pop(i).close()
             missing = [i for i in range(1, count) if i not in connections]
             patience.check(
                 f"--coordinator-address={cluster.coordinator_address}: {_name(missing)} missing"
