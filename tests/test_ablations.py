@@ -322,7 +322,6 @@ def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) ->
         ({"task": ["mrpc=/nowhere"]}, "--task mrpc=/nowhere: does not exist. Name a directory"),
         ({"task": ["mrpc=/", "mrpc=/tmp"]}, "--task mrpc=/tmp: mrpc has a value already"),
         ({"seeds": 0}, "--seeds 0: no run. Train with one or more"),
-        ({"output": "~/out"}, "--output ~/out: the shell has not expanded ~. Write /"),
         (
             {"finetune": ["mrcp.batch_size=4"]},
             "--finetune mrcp.batch_size=4: no runs of mrcp. .* with one of all, qnli.$",
@@ -347,13 +346,9 @@ def test_ablation_takes_data_of_tfds_and_of_buckets(tmp_path) -> None:
 def test_other_ablations_reject_unusable_arguments(module, monkeypatch) -> None:
     required = ["--init", "a", "--domain", "a", "--general", "a", "--corpus", "a", "--steps", "9"]
     required += ["--config", "data=a"]
-    for words, message in (
-        (["--output", "out", "--seeds", "0"], "--seeds 0: no run"),
-        (["--output=~/out"], "--output ~/out: the shell has not expanded ~"),
-    ):
-        monkeypatch.setattr("sys.argv", ["ablation", *required, *words])
-        with pytest.raises(SystemExit, match=message):
-            module.main()
+    monkeypatch.setattr("sys.argv", ["ablation", *required, "--output", "out", "--seeds", "0"])
+    with pytest.raises(SystemExit, match="--seeds 0: no run"):
+        module.main()
 
 
 def test_ablation_of_few_steps_saves_every_step(tmp_path, monkeypatch) -> None:

@@ -31,7 +31,8 @@ from data_pipelines.text.tfds import TFDS
 from experiments import pretraining
 from experiments.ablations.architectures import TABLE_FIELDS, make_table
 from experiments.ablations.commands import (
-    check_arguments,
+    check_seeds,
+    local_path,
     override_flags,
     run_bertjax,
     run_once,
@@ -65,7 +66,7 @@ class Ablation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        check_arguments(args.output, args.seeds)
+        check_seeds(args.seeds)
         milestones = _parse_milestones(args.milestones)
         # The smallest number of parts of the steps that end at every milestone.
         self._num_parts = math.lcm(*(milestone.denominator for milestone in milestones))
@@ -240,7 +241,7 @@ def _make_architectures(size: str, fields: Mapping[str, str]) -> AblationTable:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("table", choices=[*TABLES, ARCHITECTURES])
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--sizes", default="2-128,4-256,6-384", help="rows of the table sizes")

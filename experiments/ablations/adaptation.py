@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.errors import EXIT_DIVERGED
-from experiments.ablations.commands import check_arguments, override_flags, run_once
+from experiments.ablations.commands import check_seeds, local_path, override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import Finding
 
@@ -133,14 +133,14 @@ def make_row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--init", required=True, metavar="BASE", help="model with an MLM head")
     parser.add_argument("--domain", required=True, metavar="CORPUS")
     parser.add_argument("--general", required=True, metavar="CORPUS")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     args, flags = parser.parse_known_args()
-    check_arguments(args.output, args.seeds)
+    check_seeds(args.seeds)
     corpora = {DOMAIN: args.domain, GENERAL: args.general}
     columns = {title: f"{pathlib.Path(path).name}/mlm_loss" for title, path in corpora.items()}
     rows = [make_row(BASE, columns, [run_row(BASE, args.output, args.init, [], args, flags)])]

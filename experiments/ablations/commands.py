@@ -1,5 +1,6 @@
 """Running the `bertjax` commands of an ablation."""
 
+import argparse
 import json
 import pathlib
 import resource
@@ -10,15 +11,26 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text, check_expanded
+from data_pipelines.paths import atomic_write_text, check_expanded, is_remote
 
 
-def check_arguments(output: pathlib.Path, seeds: int) -> None:
-    """Exit unless `--output` and `--seeds` can be used."""
+def local_path(text: str) -> pathlib.Path:
+    """Return a path of the local file system, as a type of `argparse`.
+
+    Raises:
+      argparse.ArgumentTypeError: it is one of a bucket, or has an unexpanded `~`.
+    """
+    if is_remote(text):
+        raise argparse.ArgumentTypeError(f"{text}: not local. Name one that is mounted here.")
     try:
-        check_expanded(output)
+        check_expanded(text)
     except InputError as error:
-        sys.exit(f"--output {error}")
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return pathlib.Path(text)
+
+
+def check_seeds(seeds: int) -> None:
+    """Exit unless `--seeds` asks for a run."""
     if seeds < 1:
         sys.exit(f"--seeds {seeds}: no run. Train with one or more.")
 

@@ -12,9 +12,8 @@ sweep`, printed before it runs. The same command resumes after an interruption. 
 
 import argparse
 import json
-import pathlib
 
-from experiments.ablations.commands import check_arguments, run_once
+from experiments.ablations.commands import check_seeds, local_path, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import Finding
 from experiments.token_classification import FEATURE_LAYERS
@@ -39,11 +38,11 @@ def findings() -> list[Finding]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--config", required=True, metavar="OPTIONS")
     parser.add_argument("--seeds", type=int, default=1)
     args, extra_flags = parser.parse_known_args()
-    check_arguments(args.output, args.seeds)
+    check_seeds(args.seeds)
     rows = []
     for name in (*FEATURE_LAYERS, FINE_TUNED):
         workdir = args.output / name

@@ -20,7 +20,7 @@ from typing import Any
 
 from bertjax.errors import EXIT_DIVERGED
 from bertjax.training.metrics_file import read_metrics
-from experiments.ablations.commands import check_arguments, override_flags, run_once
+from experiments.ablations.commands import check_seeds, local_path, override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import Finding
 
@@ -75,14 +75,14 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", help="rows to run, by a part of their names")
     args, extra_flags = parser.parse_known_args()
-    check_arguments(args.output, args.seeds)
+    check_seeds(args.seeds)
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, MODERN_THIRD: {}}
     shared: dict[str, Any] = {"data.max_predictions_per_seq": None, "eval_every": "100%"}
     shared |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.config_args import parse_overrides
+from experiments.ablations.commands import local_path
 from experiments.bench import finetuning_peer, harness
 from experiments.bench.harness import BERTJAX
 from experiments.bench.peers import torch_distillation
@@ -99,8 +100,8 @@ def largest_difference(results: Sequence[Mapping[str, Any]]) -> float:
 def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
-    parser.add_argument("--teacher", type=pathlib.Path, required=True, metavar="DIR")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--teacher", type=local_path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--pad-to", type=int, default=0, metavar="TOKENS")

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.config_args import parse_overrides
+from experiments.ablations.commands import local_path
 from experiments.bench import finetuning_peer, harness
 from experiments.bench.finetuning_peer import Result, read_results, train_bertjax
 from experiments.bench.harness import BERTJAX, Cost
@@ -149,7 +150,7 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1)
     args, overrides = parser.parse_known_args()
     harness.limit_cores(args.cores)

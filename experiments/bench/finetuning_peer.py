@@ -34,6 +34,7 @@ import numpy as np
 
 from bertjax.cli.config_args import parse_overrides
 from bertjax.formats.detection import WEIGHTS
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.harness import BERTJAX, Cost
 from experiments.bench.peers import torch_finetuning
@@ -196,7 +197,7 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pad-to", type=int, default=0, metavar="TOKENS")
     parser.add_argument(

@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 
 Measure = Callable[[int], float]  # size -> seconds
@@ -208,7 +209,7 @@ def measure_part(name: str, measure: Measure, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--text", type=pathlib.Path, required=True, metavar="FILE")
+    parser.add_argument("--text", type=local_path, required=True, metavar="FILE")
     parser.add_argument("--vocab", required=True, metavar="FILE")
     parser.add_argument("--parts", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=3)

@@ -22,6 +22,7 @@ from bertjax.mesh.memory import GIB
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from data_pipelines.paths import atomic_write_text
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 
 MODELS = ("base", "large")
@@ -72,7 +73,7 @@ def table_row(case: Case, report: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--cache", type=local_path, required=True)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--phases", nargs="+", type=int, default=PHASES)
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES)

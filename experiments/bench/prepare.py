@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from data_pipelines.text.sources import read_documents
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.harness import BERTJAX
 from experiments.bench.peers.plain_tokenizer import PlainTokenizer
@@ -50,7 +51,7 @@ def tokenize_plainly(text: str, vocab: pathlib.Path, workers: int) -> int:
 def main() -> None:
     parser = harness.make_parser(__doc__, rounds=5)
     parser.add_argument("--text", nargs="+", required=True)
-    parser.add_argument("--vocab", type=pathlib.Path, required=True)
+    parser.add_argument("--vocab", type=local_path, required=True)
     args = parser.parse_args()
     if args.worker:
         print(f"{tokenize_plainly(args.text[0], args.vocab, args.cores):,} tokens", flush=True)

@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from experiments.ablations.commands import local_path
+
 
 def read_paragraphs(path: pathlib.Path, articles: int | None) -> Iterator[tuple[str, str, Any]]:
     """Yield title, text and questions of each paragraph of the first articles."""
@@ -60,10 +62,10 @@ def write_squad_retrieval(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--train", type=pathlib.Path, required=True, metavar="FILE")
+    parser.add_argument("--train", type=local_path, required=True, metavar="FILE")
     parser.add_argument("--articles", type=int, default=15)
-    parser.add_argument("--dev", type=pathlib.Path, required=True, metavar="FILE")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--dev", type=local_path, required=True, metavar="FILE")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     args = parser.parse_args()
     counts = write_squad_retrieval(args.train, args.articles, args.dev, args.output)
     print(", ".join(f"{name} {count:,}" for name, count in counts.items()))

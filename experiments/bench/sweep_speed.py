@@ -19,6 +19,7 @@ from collections import defaultdict
 
 from bertjax.training.metrics_file import read_metrics
 from bertjax.workdir.goodput import PARTS
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.harness import Cost
 
@@ -49,7 +50,7 @@ def use_compilation_cache(directory: pathlib.Path) -> None:
 def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=4, help="seeds of each learning rate, from 0")
     parser.add_argument("--devices", type=int, default=1, help="simulated devices of the sweep")
     args, overrides = parser.parse_known_args()

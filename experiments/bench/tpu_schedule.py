@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 
 CHIPS = ("v5e", "v6e", "tpu7x")
@@ -171,7 +172,7 @@ def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--topology", default="v6e:4x4")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--directory", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=local_path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         print(json.dumps(work(args.worker, args.topology, args.layers, args.directory)))

@@ -15,7 +15,7 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from experiments.ablations.commands import override_flags, run_bertjax
+from experiments.ablations.commands import local_path, override_flags, run_bertjax
 from experiments.small_encoder.pairs import prepare_pairs
 from experiments.speedrun.eval_split import VOCAB_SIZE, evaluate, prepare_data
 
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m experiments.small_encoder", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE")
-    parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR")
-    parser.add_argument("--workdir", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--data", type=local_path, required=True, metavar="DIR")
+    parser.add_argument("--workdir", type=local_path, required=True, metavar="DIR")
     args = parser.parse_args(argv)
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")  # one a core is faster than one for both
     corpus = prepare_data(args.text, args.data)

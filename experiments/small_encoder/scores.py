@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from data_pipelines.paths import atomic_write_text
-from experiments.ablations.commands import override_flags, run_once
+from experiments.ablations.commands import local_path, override_flags, run_once
 from experiments.students.__main__ import collect_scores, read_runs
 
 SHAPE = (  # fields of config.json that a model at random takes over
@@ -129,9 +129,9 @@ def main() -> None:
         prog="python -m experiments.small_encoder.scores",
         description=(__doc__ or "").split("\n")[0],
     )
-    parser.add_argument("--model", required=True, type=pathlib.Path, metavar="DIR")
-    parser.add_argument("--data", required=True, type=pathlib.Path, metavar="DIR")
-    parser.add_argument("--output", required=True, type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--model", required=True, type=local_path, metavar="DIR")
+    parser.add_argument("--data", required=True, type=local_path, metavar="DIR")
+    parser.add_argument("--output", required=True, type=local_path, metavar="DIR")
     parser.add_argument("--upper", default="", metavar="DIR")
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3, metavar="N")

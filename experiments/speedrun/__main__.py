@@ -31,7 +31,7 @@ from bertjax.tasks import registry
 from bertjax.training.metrics_file import read_metrics
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
-from experiments.ablations.commands import override_flags, run_bertjax
+from experiments.ablations.commands import local_path, override_flags, run_bertjax
 from experiments.speedrun.eval_split import (
     DIGESTS,
     VOCAB_SIZE,
@@ -193,8 +193,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m experiments.speedrun", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE")
-    parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR")
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--data", type=local_path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--device-class", choices=DEVICE_CLASSES, default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

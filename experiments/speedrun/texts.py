@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from experiments.ablations.commands import local_path
 
 SHA256 = {
     "wiki_en.txt": "8dccfedc6eb529e735b1c511dd760a1fb3d0268dc4bf7223a57d5978f99aa42d",
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m experiments.speedrun.texts", description=(__doc__ or "").split("\n")[0]
     )
     for name in ("--patched-distro", "--litbank", "--output"):
-        parser.add_argument(name, type=pathlib.Path, required=True, metavar="DIR")
+        parser.add_argument(name, type=local_path, required=True, metavar="DIR")
     args = parser.parse_args(argv)
     extracted = _source_files(args.patched_distro, "data/*/wiki_*")[_WIKI_FILES]
     books = [

@@ -34,7 +34,7 @@ import bertjax
 from bertjax.config.loading import read_run_record
 from bertjax.training.metrics_file import read_metrics
 from data_pipelines.errors import InputError
-from experiments.ablations.commands import override_flags, run_once
+from experiments.ablations.commands import local_path, override_flags, run_once
 
 _TEXTS, _CALLS, _WORDS = 256, 30, 30  # with [CLS] and [SEP] a text has 32 tokens
 # Parts of the names of what is in sweep.json beside scores of a model.
@@ -277,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.students", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--output", required=True, type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--output", required=True, type=local_path, metavar="DIR")
     parser.add_argument("--config", required=True, metavar="NAME[:OPTIONS]")
     parser.add_argument("--teacher", required=True, metavar="DIR")
     parser.add_argument("--init", required=True, metavar="DIR")

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from data_pipelines.paths import atomic_write_text
-from experiments.ablations.commands import override_flags, run_once
+from experiments.ablations.commands import local_path, override_flags, run_once
 
 LABELED_PER_CLASS = 10  # of the task few
 SMALL_ARTICLES = {"train": 15, "dev": 12}  # first articles of SQuAD
@@ -172,9 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.students.tasks", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--data", required=True, type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--data", required=True, type=local_path, metavar="DIR")
     parser.add_argument("--base", required=True, metavar="DIR")
-    parser.add_argument("--output", required=True, type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--output", required=True, type=local_path, metavar="DIR")
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--two-stage", nargs="+", choices=TASKS, default=[])
     parser.add_argument("--seeds", type=int, default=3, metavar="N")

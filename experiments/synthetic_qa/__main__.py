@@ -13,13 +13,12 @@ English parts of speech.
 
 import argparse
 import dataclasses
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import check_expanded, is_remote
+from experiments.ablations.commands import local_path
 from experiments.synthetic_qa import readers, report, stages
 from experiments.synthetic_qa.negatives import load_tagger
 from experiments.synthetic_qa.options import DEFAULTS, READERS, STAGE_NAMES, Options
@@ -89,18 +88,6 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, str]]:
     return overrides
 
 
-def local_path(text: str) -> pathlib.Path:
-    """Return a path of the local file system, which processes may share.
-
-    Raises:
-      InputError: it is one of a bucket, or has an unexpanded `~`.
-    """
-    if is_remote(text):
-        raise InputError(f"{text}: not local. Name a directory that all processes mount.")
-    check_expanded(text)
-    return pathlib.Path(text)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -108,9 +95,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Options)}
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR")
+    add("--workdir", required=True, type=local_path, metavar="DIR")
     add("--encoder", required=True, metavar="DIR", help="checkpoint or model directory of a BERT")
-    add("--squad", required=True, metavar="DIR", help="SQuAD 2.0")
+    add("--squad", required=True, type=local_path, metavar="DIR", help="SQuAD 2.0")
     add("--text", required=True, nargs="+", metavar="FILE", help="text with paragraphs")
     add("--stages", default=f"1-{len(STAGE_NAMES)}", metavar="FIRST-LAST", help="(%(default)s)")
     for flag, text in (
@@ -140,7 +127,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = vars(make_parser().parse_args(argv))
     numbers, overrides = parse_stages(args.pop("stages")), parse_overrides(args.pop("set"))
     args |= {name: tuple(args[name]) for name in ("text", "readers")}
-    args |= {name: local_path(args[name]) for name in ("workdir", "squad")}
     options = Options(**args, overrides=overrides)
     options.check_inputs()
     tags_words = STAGE_NAMES.index("negatives") + 1 in numbers and options.negatives_per_question

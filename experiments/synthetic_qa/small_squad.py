@@ -18,6 +18,7 @@ from typing import Any
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import atomic_write_text
+from experiments.ablations.commands import local_path
 from experiments.synthetic_qa.options import DEV_FILE, TRAIN_FILE
 from experiments.synthetic_qa.questions import read_articles
 
@@ -69,9 +70,9 @@ def main() -> None:
         prog="python -m experiments.synthetic_qa.small_squad",
         description=(__doc__ or "").split("\n")[0],
     )
-    parser.add_argument("--train", nargs="+", required=True, type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--dev", required=True, type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--output", required=True, type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--train", nargs="+", required=True, type=local_path, metavar="FILE")
+    parser.add_argument("--dev", required=True, type=local_path, metavar="FILE")
+    parser.add_argument("--output", required=True, type=local_path, metavar="DIR")
     parser.add_argument("--articles", type=int, default=15, metavar="N")
     parser.add_argument("--dev-step", type=int, default=4, metavar="N")
     args = parser.parse_args()

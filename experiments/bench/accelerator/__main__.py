@@ -36,13 +36,13 @@ every token, bertjax at the masked ones. Its tokens are those that are not paddi
 import argparse
 import functools
 import os
-import pathlib
 import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.accelerator import agreement, device, parts, peer, speed, table
 from experiments.bench.train_step import Case
@@ -120,7 +120,7 @@ def run_measurement(name: str, results: parts.Results, toy: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local_path, required=True, metavar="DIR")
     parser.add_argument("--budget", type=float, required=True, help="seconds for all parts")
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on a CPU")

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.harness import BERTJAX, Work
 
@@ -92,10 +93,10 @@ def measure_memory(model: str, lines: Sequence[str], directory: pathlib.Path) ->
 def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
-    parser.add_argument("--input", type=pathlib.Path, required=True, metavar="FILE")
+    parser.add_argument("--input", type=local_path, required=True, metavar="FILE")
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="of the worker")
+    parser.add_argument("--output", type=local_path, metavar="FILE", help="of the worker")
     args = parser.parse_args()
     harness.limit_cores(args.cores)
     with open(args.input, encoding="utf-8") as file:

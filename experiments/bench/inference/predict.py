@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 from experiments.bench.harness import BERTJAX, Cost
 
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, metavar="FILE", help=".csv with a column text")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64])
     parser.add_argument("--max-length", type=int, help="of the worker")
-    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="of the worker")
+    parser.add_argument("--output", type=local_path, metavar="FILE", help="of the worker")
     args = parser.parse_args()
     harness.limit_cores(args.cores)
     with open(args.data, encoding="utf-8", newline="") as file:

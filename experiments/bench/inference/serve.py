@@ -13,7 +13,6 @@ import http.client
 import json
 import math
 import os
-import pathlib
 import signal
 import subprocess
 import threading
@@ -25,6 +24,7 @@ import jax
 import numpy as np
 
 import bertjax
+from experiments.ablations.commands import local_path
 from experiments.bench import harness
 
 
@@ -63,7 +63,7 @@ def answers_match(one: Any, other: Any) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
-    parser.add_argument("--input", required=True, type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--input", required=True, type=local_path, metavar="FILE")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
