@@ -240,6 +240,13 @@ def test_preflight_rejects_negative_parallel_runs(refused) -> None:
     assert refused(*command, "--parallel-runs=-1") == message
 
 
+def test_preflight_rejects_parallel_runs_that_no_sweep_trains(refused) -> None:
+    command = ("preflight", "--config", f"{PRETRAIN}:smoke", "--topology", "cpu:8")
+    fields = ("--config.batch_size=8", "--config.batch_size_rampup=2")
+    message = refused(*command, *fields, "--parallel-runs=2")
+    assert message.startswith("batch_size_rampup=2: a sweep trains several runs in one program")
+
+
 @pytest.mark.slow
 @needs_tpu_compiler
 def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:

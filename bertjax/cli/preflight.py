@@ -62,8 +62,11 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.preflight.report import format_report, format_result
     from bertjax.preflight.search import suggested_fixes
     from bertjax.preflight.topology import Topology
+    from bertjax.sweeps.grid import check_parallel
 
     topology, config = Topology(args.topology), load(args)
+    if args.parallel_runs:
+        check_parallel(config)
     report = (
         _search_batch_size(config, topology)
         if args.search
