@@ -103,7 +103,7 @@ def test_run_ends_early_and_a_resumed_one_at_the_same_step(corpus, tmp_path, cap
     assert losses(tmp_path / "killed") == losses(tmp_path / "run")
     caplog.clear()
     make_trainer(config, tmp_path / "run").train()
-    assert "is complete: step 12 is the last" in caplog.text
+    assert "is complete: step 12 is the end, as the scores no longer" in caplog.text
     longer = make_run_config(corpus, **fields | {"early_stopping": 3})
     make_trainer(longer, tmp_path / "run").train()
     assert losses(tmp_path / "run")[-1][:2] == (16, "eval")

@@ -181,8 +181,10 @@ class Trainer:
                 start = int(state.step)
                 if self.config.early_stopping:  # else no scores are read
                     self._early_stopping.resume(self.workdir, start, self.checkpointer.best_step())
-                if start and (self._is_last(start) or self._ends_early(start)):
-                    _log.info("%s is complete: step %d is the last.", self.workdir, start)
+                is_last = self._is_last(start)
+                if start and (is_last or self._ends_early(start)):
+                    end = "the last" if is_last else "the end, as the scores no longer compete"
+                    _log.info("%s is complete: step %d is %s.", self.workdir, start, end)
                 else:
                     try:
                         self._loop(state)
