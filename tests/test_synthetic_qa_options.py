@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 
 import pytest
 from toy_synthetic_qa import make_options, make_rows, write_squad
@@ -166,6 +167,16 @@ def test_command_rejects_paths_that_are_not_local(
     with pytest.raises(SystemExit):
         main([word for pair in values.items() for word in pair])
     assert f"argument {option}: {message}" in capsys.readouterr().err
+
+
+def test_command_rejects_a_dev_file_whose_halves_have_no_scores(
+    squad, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("bertjax.formats.detection.find_format", lambda path: "bertjax")
+    shutil.copy(squad / "train-v2.0.json", squad / "dev-v2.0.json")
+    command = ["--workdir", str(tmp_path / "w"), "--encoder", "e", "--squad", str(squad)]
+    with pytest.raises(InputError, match="every other article is a half with scores of its own"):
+        main([*command, "--text", "t"])
 
 
 def test_command_rejects_questions_that_all_have_answers(squad, tmp_path, monkeypatch) -> None:

@@ -41,9 +41,13 @@ def make_rows() -> list[dict]:
 
 
 def write_squad(directory: pathlib.Path) -> pathlib.Path:
-    """Write SQuAD 2.0 with the same questions to train and evaluate on."""
+    """Write SQuAD 2.0 with the same questions in train and in each of two articles of dev."""
     rows = make_rows()
     rows += negatives.make_negatives(rows, 1.0, tag_capitals, seed=0)
-    for name in ("train-v2.0.json", "dev-v2.0.json"):
-        questions.write_squad(directory / name, rows)
+    questions.write_squad(directory / "train-v2.0.json", rows)
+    others = [
+        row | {"id": f"{row['id']}b", "document": 1, "context": f"{row['context']} So it stayed."}
+        for row in rows
+    ]
+    questions.write_squad(directory / "dev-v2.0.json", [*rows, *others])
     return directory

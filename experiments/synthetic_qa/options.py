@@ -174,13 +174,14 @@ class Options:
         """Check the encoder and the questions.
 
         Raises:
-          InputError: one of them is missing, or no question is unanswerable.
+          InputError: one of them is missing, or no question is unanswerable, or answerable, also
+            in one half of the articles of dev.
         """
         from bertjax.formats.detection import find_format
 
         find_format(self.encoder)
         for name in (TRAIN_FILE, DEV_FILE):
-            _, questions = read_articles(self.squad / name)
+            documents, questions = read_articles(self.squad / name)
             if all(question.answers for question in questions):
                 raise InputError(
                     f"{self.squad / name}: all questions have answers. The filter learns from "
@@ -188,6 +189,13 @@ class Options:
                 )
             if not any(question.answers for question in questions):
                 raise InputError(f"{self.squad / name}: no question has an answer. Give others.")
+        for half in (0, 1):  # of the articles of dev, by which the readers are scored
+            halved = [q for q in questions if documents[q.passage] % 2 == half]
+            if len({bool(question.answers) for question in halved}) < 2:
+                raise InputError(
+                    f"{self.squad / DEV_FILE}: every other article is a half with scores of its "
+                    "own, and one half has no answerable or no unanswerable question. Add articles."
+                )
 
 
 def _flag(name: str) -> str:
