@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -37,9 +38,12 @@ def supervise_program(monkeypatch):
     handlers = {number: signal.getsignal(number) for number in numbers}
     plain = subprocess.Popen
 
-    def run_program(program: str) -> int:
-        line = [sys.executable, "-c", program]
-        monkeypatch.setattr(subprocess, "Popen", lambda _, **options: plain(line, **options))
+    def run_program(program: str, before: Callable[[], None] = lambda: None) -> int:
+        def start(_: Sequence[str], **options: object) -> subprocess.Popen:
+            before()
+            return plain([sys.executable, "-c", program], **options)
+
+        monkeypatch.setattr(subprocess, "Popen", start)
         return child_process.supervise_child([])
 
     yield run_program
@@ -88,6 +92,14 @@ def test_supervise_child_gives_the_child_time_to_save(
         assert supervise_program(program) == 75
     thread.join()
     assert not ended
+
+
+@pytest.mark.seconds
+def test_supervise_child_forwards_a_signal_that_came_first(supervise_program) -> None:
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert supervise_program("import time; time.sleep(600)", before=stop) == 75
 
 
 @pytest.mark.seconds

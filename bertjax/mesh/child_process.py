@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Sequence
 
 from bertjax.errors import EXIT_RESTART
@@ -41,16 +42,31 @@ def supervise_child(argv: Sequence[str]) -> int:
     Args:
       argv: arguments of `bertjax`.
     """
+    interrupts = iter([signal.SIGTERM])
+    children: list[subprocess.Popen[bytes]] = []
+    pending: list[int] = []
+
+    def forward(number: int, frame: types.FrameType | None) -> None:
+        if number == signal.SIGINT:
+            number = next(interrupts, signal.SIGKILL)
+        if children:
+            children[0].send_signal(number)
+        else:
+            pending.append(number)
+
+    # First, so that no signal is lost. Another handler that learns of the signal would end this
+    # process before the child has saved.
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
     child = subprocess.Popen(
         [sys.executable, "-m", "bertjax", *argv],
         env=os.environ | {CHILD_ENV: str(os.getpid())},
         start_new_session=True,  # or a terminal would interrupt it a second time
     )
-    # Another handler that learns of the signal would end this process before the child has saved.
-    signal.set_wakeup_fd(-1)
-    interrupts = iter([signal.SIGTERM])
-    signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
-    signal.signal(signal.SIGINT, lambda *_: child.send_signal(next(interrupts, signal.SIGKILL)))
+    children.append(child)
+    for number in pending:
+        child.send_signal(number)
     status = child.wait()
     if status >= 0:
         return status
