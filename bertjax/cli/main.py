@@ -34,7 +34,12 @@ from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.distributed import run_in_child_if_distributed
 from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.cli.jax_setup import choose_platforms, has_device_files
-from bertjax.cli.termination import exit_stopped, handle_signals, report_stopped
+from bertjax.cli.termination import (
+    exit_stopped,
+    handle_signals,
+    keep_status,
+    report_stopped,
+)
 from bertjax.errors import CommandError
 from bertjax.mesh import child_process
 from bertjax.mesh.allocator import keep_freed_memory
@@ -92,13 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     handle_stop = exit_stopped if argv is None else report_stopped
     with handle_signals() as stopped:
         try:
-            return _parse_and_run(sys.argv[1:] if argv is None else argv)
+            status = _parse_and_run(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
             return handle_stop()
         except Exception:  # a library may have converted the KeyboardInterrupt
             if not stopped.is_set():
                 raise
             return handle_stop()
+    if argv is None:
+        keep_status(status)
+    return status
 
 
 def _parse_and_run(argv: Sequence[str]) -> int:

@@ -103,12 +103,26 @@ def report_stopped() -> int:
     return EXIT_RESTART
 
 
+def keep_status(status: int) -> None:
+    """End the process at once, with the status of its command, at a signal after its end.
+
+    Python's own end takes up to a second. The default handlers would report a command as killed
+    whose result is complete. In a child JAX handles the signals.
+    """
+    for number in () if is_child() else (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, lambda *_: _exit(status))
+
+
 def exit_stopped() -> NoReturn:
     """End the process at once.
 
     Threads of compilers and data pipelines do not survive an orderly end of the interpreter.
     """
-    status = report_stopped()
+    _exit(report_stopped())
+
+
+def _exit(status: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(status)
