@@ -136,11 +136,20 @@ def test_time_of_a_slice_is_estimated(tmp_path, monkeypatch) -> None:
 
 
 def test_other_machines_make_no_record(monkeypatch) -> None:
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {*range(64)})
+    monkeypatch.setattr(machine, "usable_cores", lambda: 64)
     assert "64 cores, not 2" in machine.reject_machine("cpu")
     assert not machine.reject_machine("gpu")
     assert machine.is_one_gpu("1 NVIDIA H200")
     assert not any(map(machine.is_one_gpu, ("2 cpu", "1 cpu", "8 NVIDIA H200")))
+
+
+def test_record_describes_the_start_of_a_run(tmp_path, monkeypatch) -> None:
+    described = {"processor": "A", "commit": "a"}
+    monkeypatch.setattr(machine, "describe_machine", lambda: described)
+    start, changed = machine.read_start(tmp_path / "run")
+    assert start == {"date": start["date"], "processor": "A", "commit": "a"} and not changed
+    described["commit"] = "b"
+    assert machine.read_start(tmp_path / "run") == (start, ["commit"])
 
 
 def test_training_options_do_not_change_the_eval_split(tmp_path, monkeypatch) -> None:

@@ -14,7 +14,6 @@ count. OUTPUT/record.json has the score and what determines it.
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import os
@@ -40,7 +39,7 @@ from experiments.speedrun.eval_split import (
     evaluate,
     prepare_data,
 )
-from experiments.speedrun.machine import describe_machine, is_one_gpu, reject_machine
+from experiments.speedrun.machine import is_one_gpu, read_start, reject_machine
 
 SECONDS = ("steps", "data", "evaluation", "saving")  # of goodput.json, that the clock counts
 # Fields that the rules set, and those that read other models or the eval split.
@@ -224,7 +223,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name == "cpu":  # of the commands
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")  # one a core is faster than one for both
-    start = datetime.datetime.now(datetime.UTC)
+    start, changed = read_start(args.output)
+    if changed and not (args.output / "record.json").exists():
+        is_trial = True
+        print(f"{args.output}: started with another {', '.join(changed)}. This is a trial.")
     descriptions = train(args, stages)
     if name == "gpu" and any(not is_one_gpu(stage["devices"]) for stage in descriptions):
         is_trial = True
@@ -240,8 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seed": args.seed,
         "stages": descriptions,
         "digests": digests,
-        "date": f"{start:%Y-%m-%d}",
-        **describe_machine(),
+        **start,
     }
     atomic_write_text(args.output / "record.json", json.dumps(record, indent=1) + "\n")
     shown = {key: value for key, value in record.items() if key != "stages"}
