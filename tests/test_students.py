@@ -125,6 +125,12 @@ def test_scores_of_questions_have_no_counts_and_thresholds() -> None:
     assert scores.keys() == {*names}
 
 
+def test_recovered_share_of_errors_is_that_of_their_decrease() -> None:
+    values = ([0.6], [1.51, 1.51], [1.01, 1.01])
+    assert students.recovered("mse", *values) == "55%"
+    assert students.recovered("pearson", *values) == "no gap of two standard errors"
+
+
 def test_recovered_share_is_that_of_each_score() -> None:
     def row(name: str, accuracy: float, f1: float) -> students.Row:
         return students.Row(name, {"accuracy": [accuracy], "f1": [f1]}, 0, 9, 2_000_000, 1.0, 2.0)

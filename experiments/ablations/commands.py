@@ -8,10 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 
+from bertjax.errors import EXIT_RESTART
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text, check_expanded, is_remote
+from data_pipelines.paths import check_expanded, is_remote
 
 
 def local_path(text: str) -> pathlib.Path:
@@ -47,7 +49,8 @@ def run_bertjax(*command: str, allowed_statuses: Collection[int] = ()) -> int:
 def run_process(command: Sequence[str]) -> int:
     """Run a process and return its exit status, as a shell does.
 
-    SIGTERM is passed on, so that a training saves its state and no process is left.
+    SIGTERM is passed on, so that a training saves its state and no process is left. A terminal
+    sends SIGINT to the process itself.
     """
     started: list[subprocess.Popen[bytes]] = []
     stopped = False
@@ -56,9 +59,13 @@ def run_process(command: Sequence[str]) -> int:
         nonlocal stopped
         stopped = True
         for child in started:
-            child.terminate()
+            if number == signal.SIGTERM:
+                child.terminate()
 
-    previous = signal.signal(signal.SIGTERM, stop)  # first, so that no signal is lost
+    # First, so that no signal is lost. A process started from a handler, unlike an ignored signal,
+    # inherits the default.
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         with subprocess.Popen(command) as child:
             started.append(child)
@@ -66,7 +73,10 @@ def run_process(command: Sequence[str]) -> int:
                 child.terminate()
             status = child.wait()
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if stopped and not status:  # it had ended
+        return EXIT_RESTART
     return status if status >= 0 else 128 - status
 
 
@@ -95,8 +105,18 @@ def run_once(
             break
     minutes += _cpu_minutes()
     record.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(record, json.dumps([commands, minutes, status], indent=1))
+    write_shared(record, json.dumps([commands, minutes, status], indent=1))
     return status, minutes
+
+
+def write_shared(path: pathlib.Path, text: str) -> None:
+    """Write a file that other processes write at the same time; one of them wins."""
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def override_flags(fields: Mapping[str, object]) -> list[str]:

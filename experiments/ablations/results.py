@@ -12,7 +12,7 @@ from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
 from bertjax.html.tables import TextTable
 from bertjax.training.metrics_file import read_metrics
-from data_pipelines.paths import atomic_write_text
+from experiments.ablations.commands import write_shared
 from experiments.ablations.tables import TASKS, Finding, Variant
 
 # "task score" -> score of each seed; None for a diverged run
@@ -99,7 +99,7 @@ def write_results(
     sentences = [line for finding in findings for line in describe_finding(finding, rows)]
     content = {"caption": caption, "rows": [dataclasses.asdict(row) for row in rows]}
     content["findings"] = sentences
-    atomic_write_text(stem.with_suffix(".json"), json.dumps(content, indent=1))
+    write_shared(stem.with_suffix(".json"), json.dumps(content, indent=1))
     names = list(rows[0].scores)
     header = ["", "eval perplexity", *names, "degenerate"]
     cells = [
@@ -115,7 +115,7 @@ def write_results(
     lines = [caption, "", *(f"| {' | '.join(row)} |" for row in table)]
     lines += ["", "Findings:", "", *(f"- {sentence}" for sentence in sentences), ""]
     text = "\n".join(lines)
-    atomic_write_text(stem.with_suffix(".md"), text)
+    write_shared(stem.with_suffix(".md"), text)
     scores = TextTable(header, cells)
     note = "A dot for each run and a line at their mean; numbers are those of the rows above."
     sections = [
@@ -124,7 +124,7 @@ def write_results(
         Section("Every run", note, charts=[_chart(rows, name) for name in names]),
     ]
     page = render_report(f"Ablation: {stem.name}", sections, metrics_note=caption)
-    atomic_write_text(stem.with_suffix(".html"), page)
+    write_shared(stem.with_suffix(".html"), page)
     return text
 
 

@@ -31,6 +31,7 @@ import jax
 from etils import epath
 
 import bertjax
+from bertjax.checkpointing.retention import BestMetric
 from bertjax.config.loading import read_run_record
 from bertjax.training.metrics_file import read_metrics
 from data_pipelines.errors import InputError
@@ -93,12 +94,15 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def recovered(teacher: Sequence[float], without: Sequence[float], student: Sequence[float]) -> str:
+def recovered(
+    score: str, teacher: Sequence[float], without: Sequence[float], student: Sequence[float]
+) -> str:
     """Return how much of the gap between teacher and students without it a student recovers."""
     if not (without and student):
         return "-"
     top, (base, error), (mean, _) = teacher[0], mean_and_error(without), mean_and_error(student)
-    if not top - base > 2 * error:
+    sign = -1 if BestMetric(score).is_minimized else 1
+    if not sign * (top - base) > 2 * error:
         return "no gap of two standard errors"
     return f"{(mean - base) / (top - base):.0%}"
 
@@ -115,7 +119,8 @@ def format_table(rows: Sequence[Row]) -> str:
         lines.append([row.name, *cells])
     teacher, without, *students = rows
     for row in students:
-        shares = [recovered(*(r.scores[name] for r in (teacher, without, row))) for name in names]
+        compared = (teacher, without, row)
+        shares = [recovered(name, *(r.scores[name] for r in compared)) for name in names]
         lines.append([f"recovered, {row.name}", *shares, *[""] * 5])
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

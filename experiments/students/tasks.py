@@ -16,12 +16,11 @@ import csv
 import dataclasses
 import json
 import pathlib
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 from data_pipelines.paths import atomic_write_text
-from experiments.ablations.commands import local_path, override_flags, run_once
+from experiments.ablations.commands import local_path, override_flags, run_once, run_process
 
 LABELED_PER_CLASS = 10  # of the task few
 SMALL_ARTICLES = {"train": 15, "dev": 12}  # first articles of SQuAD
@@ -161,7 +160,8 @@ def compare(args: argparse.Namespace, task: str) -> None:
     command += _repeat("--distill", {**distill, "logits": logits})
     command += _repeat("--set", student)
     command += ["--two-stage"] if task in args.two_stage else []
-    subprocess.run(command, check=True)
+    if status := run_process(command):
+        sys.exit(status)
 
 
 def _repeat(flag: str, fields: Mapping[str, object]) -> Sequence[str]:
