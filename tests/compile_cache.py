@@ -4,6 +4,7 @@ JAX writes entries in place, and tests kill processes while they write. So each 
 directory with hard links to the kept entries, and adds its complete new entries at its end.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -54,13 +55,15 @@ def open_cache() -> Cache | None:
         return None
     oldest = time.time() - MAX_AGE_DAYS * 86_400
     for entry in kept.glob("*-cache"):
-        if entry.stat().st_mtime < oldest:
-            entry.unlink(missing_ok=True)
-        else:
-            os.link(entry, os.path.join(session, entry.name))
+        with contextlib.suppress(FileNotFoundError):  # another session has deleted it
+            if entry.stat().st_mtime < oldest:
+                entry.unlink()
+            else:
+                os.link(entry, os.path.join(session, entry.name))
     for other in kept.parent.iterdir():
-        if other not in (kept, pathlib.Path(session)) and other.stat().st_mtime < oldest:
-            shutil.rmtree(other, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            if other not in (kept, pathlib.Path(session)) and other.stat().st_mtime < oldest:
+                shutil.rmtree(other, ignore_errors=True)
     return Cache(session, kept)
 
 

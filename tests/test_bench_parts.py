@@ -77,9 +77,9 @@ for new_session in (False, True):
     results.append('hanging', name=f'child{new_session}', value=child.pid)
 time.sleep(600)
 """
-    hanging = make_part(results, "hanging", program, limit=3)
+    hanging = make_part(results, "hanging", program, limit=10)
     assert run(results, hanging) == {"hanging": "killed"}
-    assert results.statuses()["hanging"]["error"] == "exceeded its time limit, 3 s"
+    assert results.statuses()["hanging"]["error"] == "exceeded its time limit, 10 s"
     values = {line["name"]: line["value"] for line in results.read() if "name" in line}
     assert values.pop("first") == 1 and len(values) == 2
     wait_until(lambda: not any(map(is_running, values.values())))
@@ -90,7 +90,7 @@ def test_run_parts_stops_at_the_budget_and_resumes(results) -> None:
     first = make_part(results, "first", "")
     slow = make_part(results, "slow", "time.sleep(600)")
     last = make_part(results, "last", "")
-    statuses = run(results, first, slow, last, budget=3)
+    statuses = run(results, first, slow, last, budget=10)
     assert statuses == {"first": "done", "slow": "killed", "last": "skipped"}
     assert "budget" in results.statuses()["slow"]["error"]
     quick = make_part(results, "slow", "")

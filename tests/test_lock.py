@@ -99,15 +99,19 @@ def test_lock_leaves_nothing_behind(workdir, monkeypatch) -> None:
 
 
 @pytest.mark.seconds
-def test_two_processes_take_a_stale_lock_one_after_the_other(workdir) -> None:
+def test_two_processes_take_a_stale_lock_one_after_the_other(workdir, monkeypatch) -> None:
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 600)
     workdir.mkdir()
     (workdir / LOCK_FILE).write_text('{"host": "far", "pid": 1}')
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         first = executor.submit(WorkdirLock(workdir).__enter__)
+        end = time.monotonic() + LONG
         while not (workdir / f"{LOCK_FILE}.start").exists():
+            assert time.monotonic() < end
             time.sleep(0.01)
         with pytest.raises(InputError, match=r"run: another run has just started there"):
             WorkdirLock(workdir).__enter__()
+        (workdir / LOCK_FILE).unlink()  # else the first one waits
         first.result().__exit__(None, None, None)
 
 
