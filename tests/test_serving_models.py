@@ -21,10 +21,12 @@ import numpy as np
 import pytest
 from conftest import LONG
 from etils import epath
+from processes import Command
 from prometheus_client.parser import text_string_to_metric_families
 from served_models import LIMITS, exchange, send, wait_until
 from test_interface import write_model
 from test_serve import be_patient, start_server
+from test_termination import handles
 from tf1_files import write_checkpoint
 
 import bertjax
@@ -152,6 +154,11 @@ def test_reload_keeps_a_model_that_is_unchanged_or_whose_new_version_fails(
         wait_until(lambda: reloads(port) == {"unchanged": 1, "failed": 2})
         assert server.models[DEFAULT_MODEL].version is before
         assert send(port, "GET", "/ready")[0] == 200
+        held = sum(array.nbytes for array in jax.live_arrays())
+        for failed in (3, 4):  # no parameters of versions that failed are kept
+            server.request_reload()
+            wait_until(lambda: reloads(port) == {"unchanged": 1, "failed": failed})  # noqa: B023
+        assert sum(array.nbytes for array in jax.live_arrays()) <= held
 
 
 def matches(answer: Any, right: dict[str, Any]) -> bool:
@@ -266,7 +273,11 @@ def test_prefix_of_tf1_has_a_version(tmp_path) -> None:
     before = models_module.find_version(model)
     assert before.startswith("bert_model.ckpt-")
     (tmp_path / "vocab.txt").write_text("[PAD]")
-    assert models_module.find_version(model) != before
+    with_vocabulary = models_module.find_version(model)
+    assert with_vocabulary != before
+    (tmp_path / "1_Pooling").mkdir()  # a module of sentence-transformers
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    assert models_module.find_version(model) != with_vocabulary
 
 
 def test_version_that_is_replaced_gets_no_more_requests(versions, monkeypatch) -> None:
@@ -291,6 +302,26 @@ def test_version_that_is_replaced_gets_no_more_requests(versions, monkeypatch) -
         swaps = model._lock.acquire(blocking=False)
         finish.set()
         assert not swaps and answer.result() == (model.version, "answers")
+
+
+@pytest.mark.slow
+def test_sighup_during_the_start_reloads_after_it(tmp_path) -> None:
+    with bind_socket("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    path = write_model(tmp_path / "model", "fill_mask")
+    server = Command("serve", "--checkpoint", path, "--port", port)
+    wait_until(lambda: handles(server.pid, signal.SIGHUP))
+    os.kill(server.pid, signal.SIGHUP)
+
+    def is_reloaded() -> bool:
+        assert server.poll() is None, server.communicate()
+        with contextlib.suppress(ConnectionRefusedError):
+            return reloads(port) == {"unchanged": 1}
+        return False
+
+    wait_until(is_reloaded)
+    server.terminate()
+    server.communicate()
 
 
 @pytest.mark.slow

@@ -121,6 +121,8 @@ def _models(args: argparse.Namespace) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
+    reloads: list[int] = []  # SIGHUP ends a process by default: handled before the imports
+    signal.signal(signal.SIGHUP, lambda number, _: reloads.append(number))
     from bertjax.serving.server import ModelServer, bind_socket
 
     enable_compilation_cache()
@@ -130,6 +132,8 @@ def run(args: argparse.Namespace) -> None:
         )
         try:
             with _reload_at_hangup(server):
+                if reloads:
+                    server.request_reload()
                 server.load()
                 host, port = listener.getsockname()[:2]
                 address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

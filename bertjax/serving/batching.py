@@ -55,6 +55,7 @@ class ComputeThread:
     def _run(self) -> None:
         while job := self._jobs.get():
             job()
+            job = None  # else parameters that it refers to live until the next one
 
 
 @dataclasses.dataclass

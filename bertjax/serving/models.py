@@ -157,9 +157,10 @@ class ServedModel:
                 "reload of %s failed, version %s remains: %s",
                 self.name,
                 before,
-                error,
+                str(error),  # a record would hold the traceback
                 exc_info=None if is_expected else error,
             )
+        gc.collect()  # of parameters that a traceback has held
         self._metrics.reloads.labels(self.name, outcome).inc()
 
     def drain(self, timeout: float) -> None:
@@ -179,8 +180,9 @@ def find_version(model: AnyModel) -> str:
     if is_onnx(path) or find_format(path) != "bertjax":
         content = hashlib.sha256(digest.encode())
         directory = path if path.is_dir() else path.parent  # of a prefix of TF1
-        for file in sorted(directory.iterdir()):
+        # Folders hold modules of sentence-transformers.
+        for file in sorted([*directory.glob("*"), *directory.glob("*/*.json")]):
             if file.is_file() and file.stat().length <= _MAX_SETTINGS_BYTES:
-                content.update(file.read_bytes())
+                content.update(f"{file.relative_to(directory)}\n".encode() + file.read_bytes())
         digest = content.hexdigest()
     return f"{urllib.parse.quote(path.name)}-{digest[:_DIGEST_CHARS]}"
