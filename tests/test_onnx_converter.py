@@ -67,6 +67,10 @@ FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "sums": lambda x, ids: x.sum(1) + x.max(1) + x.min(1) + x[:, :3].prod(1) + x.var(1),
     "all and any": lambda x, ids: 2 * jnp.all(x < 2, -1) + jnp.any(x > 1, -1),
     "largest": lambda x, ids: x.argmax(-1) + 10 * x.argmin(-1),
+    "first that is true": lambda x, ids: (ids > 3).argmax(-1) - (ids > 3).argmin(-1),
+    "rows or zeros": lambda x, ids: (
+        jnp.asarray(KERNEL[0]).at[2 * ids].get(mode="fill", fill_value=0)
+    ),
     "running sums": lambda x, ids: x.cumsum(1) + lax.cumsum(x, 1, reverse=True),
     "softmax": lambda x, ids: jax.nn.softmax(x, 1) + jax.nn.logsumexp(x, 1, keepdims=True),
     "products": lambda x, ids: x @ KERNEL[0] @ KERNEL[1].T + jnp.einsum("bth,buh->but", x, x) @ x,

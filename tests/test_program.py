@@ -73,3 +73,13 @@ def test_examples_for_tensorboard_are_no_output(tmp_path) -> None:
     arrays = [jax.ShapeDtypeStruct((2, 8), np.int32) for _ in program.inputs]
     outputs = jax.eval_shape(program.run, source.model.params, *arrays)
     assert {name: x.shape for name, x in outputs.items()} == {"mlm_logits": (2, 8, 40)}
+
+
+@pytest.mark.seconds
+def test_an_encoder_returns_float32_in_any_precision(tmp_path) -> None:
+    source = load_source(write_hf(draw("pooler"), tmp_path / "model"))
+    config = dataclasses.replace(source.model.config, dtype="bfloat16")
+    source = source._replace(model=dataclasses.replace(source.model, config=config))
+    program = make_program(source, "model")
+    outputs = jax.eval_shape(program.run, source.model.params, *program.arguments)
+    assert {name: x.dtype for name, x in outputs.items()} == {"last_hidden_state": np.float32}

@@ -211,4 +211,4 @@ def _fill(
     if num_kept:
         new_axes = range(len(batch_axes), len(batch_axes) + num_kept)
         valid = add("Unsqueeze", valid, converter.graph.ints(*new_axes))
-    return add("Where", valid, result, converter.constant(value))
+    return add("Where", valid, result, converter.constant(np.asarray(value, output.aval.dtype)))

@@ -63,6 +63,7 @@ def write_onnx(
             )
         proto, signature = make_onnx_model(source)
         content = proto.SerializeToString()
+        _check_graph(checkpoint, content)
         if int8 is not None:
             content = quantize(content)
         atomic_write_bytes(directory / ONNX_FILE, content)
@@ -78,6 +79,18 @@ def write_onnx(
             text = json.dumps({"weights": "int8", **comparison._asdict()}, indent=2)
             atomic_write_text(directory / _QUANTIZATION_FILE, f"{text}\n")
     return signature
+
+
+def _check_graph(checkpoint: epath.PathLike, content: bytes) -> None:
+    """Raise InputError if no runtime can read a graph, such as one of the user's functions."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(content, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise InputError(
+            f"{checkpoint}: ONNX cannot express its functions ({error}). Use --to savedmodel."
+        ) from None
 
 
 def _find_pooling(checkpoint: epath.PathLike) -> PoolingConfig | None:

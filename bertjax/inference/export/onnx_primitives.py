@@ -195,6 +195,8 @@ def _reduce(converter: Converter, eqn: Equation, x: str) -> str:
 @converts("argmax", "argmin")
 def _arg_reduce(converter: Converter, eqn: Equation, x: str) -> str:
     name = {"argmax": "ArgMax", "argmin": "ArgMin"}[eqn.primitive.name]
+    if is_bool(eqn.invars[0]):
+        x = converter.add("Cast", x, to=TensorProto.INT32)
     return converter.add(name, x, axis=eqn.params["axes"][0], keepdims=0)
 
 

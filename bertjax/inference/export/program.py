@@ -169,7 +169,9 @@ def symbolic_shapes(specs: Iterable[ArraySpec], config: BertConfig) -> list[Sequ
 def _make_apply(source: Source, path: epath.PathLike) -> Apply:
     if source.config is None:
         bert = source.model.config
-        return lambda params, batch: {"last_hidden_state": apply_encoder(bert, params, batch)}
+        return lambda params, batch: {
+            "last_hidden_state": apply_encoder(bert, params, batch).astype(jnp.float32)
+        }
     # Examples for TensorBoard would be an output.
     config = dataclasses.replace(source.config, tensorboard=Config.tensorboard)
     objective = registry.make_objective(config)
