@@ -20,14 +20,19 @@ from bertjax.formats.sentence_transformers import write_modules
 from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference import reranking
 from bertjax.inference.convert import convert
-from bertjax.inference.reranking import rerank, search_documents
+from bertjax.inference.reranking import open_reranker, rerank, search_documents
 from bertjax.model.bert_config import BertConfig
-from bertjax.tasks.embeddings.retrieval.evaluation import RUN_FILE
 from bertjax.tasks.embeddings.retrieval.metrics import ranking_metrics
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.embeddings.beir import RetrievalDataset, read_retrieval_dataset
-from data_pipelines.finetuning.embeddings.run_files import Ranking, format_run, rank, read_run
+from data_pipelines.finetuning.embeddings.run_files import (
+    RUN_FILE,
+    Ranking,
+    format_run,
+    rank,
+    read_run,
+)
 
 TOP_K = 12
 # A document is relevant if it has the first word of the query.
@@ -84,7 +89,7 @@ def reranker(folder, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.slow
 def test_rerank_orders_the_first_documents_by_the_classifier(reranker, data, first) -> None:
-    result = rerank(reranker, data, first, TOP_K)
+    result = rerank(open_reranker(reranker), data, first, TOP_K)
     lines = [line.split() for line in result.files[RUN_FILE].splitlines()]
     assert len(lines) == 5 * TOP_K
     model = bertjax.load(reranker)
@@ -107,17 +112,17 @@ def test_rerank_orders_the_first_documents_by_the_classifier(reranker, data, fir
 @pytest.mark.slow
 def test_rerank_by_a_number_and_by_a_named_label(folder, data, first, tmp_path) -> None:
     graded = train(folder, tmp_path / "graded", "graded.jsonl")
-    result = rerank(graded, data, first, TOP_K)
+    result = rerank(open_reranker(graded), data, first, TOP_K)
     line = result.files[RUN_FILE].splitlines()[0].split()
     pair = {"query": data.queries[0], "document": DOCUMENTS[int(line[2][1:])]}
     assert bertjax.load(graded).predict(pair)["score"] == pytest.approx(float(line[4]), abs=1e-5)
     with pytest.raises(InputError, match="--relevant-label=yes: the model predicts a number"):
-        rerank(graded, data, first, TOP_K, "yes")
+        rerank(open_reranker(graded, "yes"), data, first, TOP_K)
     named = train(folder, tmp_path / "named", "named.jsonl")
     message = r"--relevant-label='': the labels are no and yes. Name the one of relevant"
     with pytest.raises(InputError, match=message):
-        rerank(named, data, first, TOP_K)
-    yes, no = (rerank(named, data, first, TOP_K, label) for label in ("yes", "no"))
+        rerank(open_reranker(named), data, first, TOP_K)
+    yes, no = (rerank(open_reranker(named, label), data, first, TOP_K) for label in ("yes", "no"))
     scores = [
         {
             tuple(line.split()[:3:2]): float(line.split()[4])
@@ -127,7 +132,7 @@ def test_rerank_by_a_number_and_by_a_named_label(folder, data, first, tmp_path) 
     ]
     assert scores[0] == {pair: -score for pair, score in scores[1].items()}
     convert(named, tmp_path / "hf", "bertjax", "hf")
-    exported = rerank(tmp_path / "hf", data, first, TOP_K, "yes")
+    exported = rerank(open_reranker(tmp_path / "hf", "yes"), data, first, TOP_K)
     assert exported.scores == pytest.approx(yes.scores)
 
 
@@ -142,7 +147,7 @@ def test_models_that_score_no_pairs_are_rejected(folder, data, first, tmp_path) 
         config = toy_tasks.configuration(kind, folder, **fields)
         make_trainer(config, tmp_path / kind).train()
         with pytest.raises(InputError, match=message):
-            rerank(tmp_path / kind, data, first, TOP_K)
+            rerank(open_reranker(tmp_path / kind), data, first, TOP_K)
     three = {"data__text": "text", "data__text_pair": "mood", "data__label": "label"}
     rows = [{"text": "ba", "mood": "do", "label": label} for label in "abc" * 6]
     toy_tasks.write_lines(folder / "three.jsonl", rows)
@@ -150,7 +155,7 @@ def test_models_that_score_no_pairs_are_rejected(folder, data, first, tmp_path) 
     config = toy_tasks.configuration("single_label", folder, **three, **files, **fields)
     make_trainer(config, tmp_path / "three").train()
     with pytest.raises(InputError, match="the model has 3 labels"):
-        rerank(tmp_path / "three", data, first, TOP_K)
+        rerank(open_reranker(tmp_path / "three"), data, first, TOP_K)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,7 @@ def test_models_that_score_no_pairs_are_rejected(folder, data, first, tmp_path) 
 )
 def test_rerank_rejects_top_k(top_k: int, message: str, data, first) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
-        rerank("unused", data, first, top_k)
+        rerank(lambda pairs: None, data, first, top_k)
 
 
 @pytest.mark.slow
@@ -187,7 +192,7 @@ def test_command_searches_reranks_and_writes_scores(reranker, folder, tmp_path) 
     for query, ranking in first.items():
         assert {name for name, _ in ranking} == {name for name, _ in ranked[query]}
     again = run(*command)
-    assert again.returncode == 2 and "has scores. Name another directory." in again.stderr
+    assert again.returncode == 2 and "has scores.json. Name another directory." in again.stderr
     for option, problem in (
         (["--retriever", reranker], "no model of embeddings. Name a run of embeddings"),
         (["--run", folder / "gone.trec"], "gone.trec: no such file"),

@@ -16,7 +16,7 @@ from toy_retrieval import DOCUMENTS, write_beir
 import bertjax
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference.convert import convert
-from bertjax.tasks.embeddings.retrieval.evaluation import RUN_FILE, RetrievalEvalSet
+from bertjax.tasks.embeddings.retrieval.evaluation import RetrievalEvalSet
 from bertjax.tasks.embeddings.retrieval.metrics import ranking_metrics
 from bertjax.tasks.embeddings.task import EmbeddingsTask
 from bertjax.tasks.task import Evaluation
@@ -24,7 +24,7 @@ from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.embeddings.beir import read_retrieval_dataset
-from data_pipelines.finetuning.embeddings.run_files import read_run
+from data_pipelines.finetuning.embeddings.run_files import RUN_FILE, read_run
 
 TOP_K = {"data__top_k": 20}
 

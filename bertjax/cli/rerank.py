@@ -64,10 +64,12 @@ def check(args: argparse.Namespace) -> None:
     from etils import epath
 
     from bertjax.formats.detection import check_model_exists, find_format
+    from data_pipelines.finetuning.embeddings.run_files import RUN_FILE
 
     check_directory(args.output, "--output")
-    if (epath.Path(args.output) / SCORES_FILE).exists():
-        raise InputError(f"--output={args.output}: has scores. Name another directory.")
+    for name in (SCORES_FILE, RUN_FILE):
+        if (epath.Path(args.output) / name).exists():
+            raise InputError(f"--output={args.output}: has {name}. Name another directory.")
     find_format(args.checkpoint)
     check_exists(args.data, "Name a directory with corpus.jsonl.")
     if args.retriever:
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     from etils import epath
 
     from bertjax.html.tables import align_columns
-    from bertjax.inference.reranking import rerank, search_documents
+    from bertjax.inference.reranking import open_reranker, rerank, search_documents
     from bertjax.tasks.embeddings.retrieval.evaluation import check_top_k
     from data_pipelines.finetuning.embeddings.beir import read_retrieval_dataset
     from data_pipelines.finetuning.embeddings.run_files import read_run
@@ -89,11 +91,12 @@ def run(args: argparse.Namespace) -> None:
     data = read_retrieval_dataset(epath.Path(args.data), args.qrels)
     check_top_k(args.top_k, data, "--top-k")
     enable_compilation_cache()
+    reranker = open_reranker(args.checkpoint, args.relevant_label)  # before hours of search
     if args.retriever:
         first = search_documents(args.retriever, data, args.qrels, args.top_k)
     else:
         first = read_run(args.run_file, data)
-    result = rerank(args.checkpoint, data, first, args.top_k, args.relevant_label, _log.info)
+    result = rerank(reranker, data, first, args.top_k, _log.info)
     rows = [
         (name, f"{result.first_stage[name]:.4f}", f"{score:.4f}")
         for name, score in result.scores.items()

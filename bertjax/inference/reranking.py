@@ -10,7 +10,7 @@ from bertjax.formats.detection import find_format
 from bertjax.formats.loading import find_bert_config
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference.predictor import Predictor
-from bertjax.tasks.embeddings.retrieval.evaluation import RUN_FILE, check_top_k
+from bertjax.tasks.embeddings.retrieval.evaluation import check_top_k
 from bertjax.tasks.embeddings.retrieval.metrics import ranking_metrics
 from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
 from bertjax.training.evaluator import evaluate
@@ -19,6 +19,7 @@ from bertjax.workdir.run_config import make_run_config
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.embeddings.beir import RetrievalDataset
 from data_pipelines.finetuning.embeddings.run_files import (
+    RUN_FILE,
     Ranking,
     Run,
     format_run,
@@ -33,6 +34,9 @@ _RELEVANT_LABELS: Mapping[tuple[str, ...], str] = {
     ("0", "1"): "1",
     ("LABEL_0", "LABEL_1"): "LABEL_1",
 }
+
+
+ScorePairs = Callable[[SequenceClassificationDataset], np.ndarray]
 
 
 class Reranking(NamedTuple):
@@ -76,6 +80,9 @@ def search_documents(
         fields |= {"batch_size": _EVAL_SEQUENCES, "gradient_accumulation_steps": 1}
         names = ("train_file", "eval_file", "vocab", "texts")
         fields |= {f"data.{name}": "" for name in names}
+        # Retrieval needs neither the user's functions nor a teacher, which may not be here.
+        unused = ("loss", "metrics", "distill.teacher", "distill.embeddings")
+        fields |= dict.fromkeys(unused, "")
     else:
         source = "embeddings"
         names = ("pooling", "normalize", "query_prompt", "document_prompt")
@@ -91,29 +98,23 @@ def search_documents(
 
 
 def rerank(
-    checkpoint: epath.PathLike,
+    score_pairs: ScorePairs,
     data: RetrievalDataset,
     run: Run,
     top_k: int,
-    relevant_label: str = "",
     report_progress: Callable[[str], None] | None = None,
 ) -> Reranking:
     """Score the first documents of each query, and return both orders with their metrics.
 
-    The query is the first text of a pair. The score is the number of a regression, or the logit of
-    the relevant label minus that of the other one.
-
     Args:
-      checkpoint: model of sequence classification.
+      score_pairs: function of `open_reranker`.
       data: queries, documents and judgments.
       run: first stage.
       top_k: documents of each query that are scored; others are dropped.
-      relevant_label: one of the two labels; "" for the second of 0 and 1.
       report_progress: takes a line of progress every few seconds.
 
     Raises:
-      InputError: the model does not score pairs, the label is unknown, or the run has fewer
-        documents.
+      InputError: the run has fewer documents.
     """
     check_top_k(top_k, data, "--top-k")
     if top_k > (longest := max(map(len, run.values()))):
@@ -122,8 +123,6 @@ def rerank(
             f"{longest}."
         )
     first = {query: ranking[:top_k] for query, ranking in run.items()}
-    predictor = Predictor(checkpoint)
-    score_pairs = _make_scorer(predictor, relevant_label)
     documents = dict(zip(data.document_ids, data.documents, strict=True))
     queries = dict(zip(data.query_ids, data.queries, strict=True))
     pairs = [(query, document) for query, ranking in first.items() for document, _ in ranking]
@@ -148,14 +147,20 @@ def rerank(
     )
 
 
-def _make_scorer(
-    predictor: Predictor, relevant_label: str
-) -> Callable[[SequenceClassificationDataset], np.ndarray]:
+def open_reranker(checkpoint: epath.PathLike, relevant_label: str = "") -> ScorePairs:
     """Return a function from pairs to scores, float64 [N].
+
+    The query is the first text of a pair. The score is the number of a regression, or the logit of
+    the relevant label minus that of the other one.
+
+    Args:
+      checkpoint: model of sequence classification.
+      relevant_label: one of the two labels; "" for the second of 0 and 1.
 
     Raises:
       InputError: the model does not score pairs, or the label is unknown.
     """
+    predictor = Predictor(checkpoint)
     pipeline, path = predictor.pipeline, predictor.path
     if not isinstance(pipeline, SequenceClassificationPipeline):
         raise InputError(

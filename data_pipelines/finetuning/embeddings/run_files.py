@@ -16,6 +16,7 @@ from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 
 _log = logging.getLogger("data_pipelines")
+RUN_FILE = "predictions.trec"
 _COLUMNS = "QUERY Q0 DOCUMENT RANK SCORE NAME"
 
 Ranking = Sequence[tuple[str, float]]  # document ids and scores, the best first

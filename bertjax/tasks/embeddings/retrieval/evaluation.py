@@ -14,10 +14,8 @@ from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.embeddings.beir import RetrievalDataset
-from data_pipelines.finetuning.embeddings.run_files import Ranking, format_run
+from data_pipelines.finetuning.embeddings.run_files import RUN_FILE, Ranking, format_run
 from data_pipelines.vocabulary.tokenization import Tokenizer
-
-RUN_FILE = "predictions.trec"
 
 
 class RetrievalEvalSet(PackedEvalSet):
