@@ -62,5 +62,7 @@ def test_joined_columns_may_be_missing_in_any_input() -> None:
     answers = predict(pipeline, *contents)
     assert answers == [answer for item in contents for answer in predict(pipeline, item)]
     assert [answer["title"] for answer in answers] == ["ba", "ba", None]
+    (answer,) = predict(pipeline, {"title": float("nan"), "body": "do"})  # pandas' missing text
+    assert answer == answers[2]
     with pytest.raises(InputError, match="line 1: no column 'title', only 'text'"):
         predict(pipeline, TEXT)

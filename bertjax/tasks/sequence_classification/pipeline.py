@@ -85,7 +85,12 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
         names = (*columns.text, *columns.text_pair)
         data = dataset_from_rows("input", rows, columns, False)
-        texts = [{name: row.values[name] for name in names} for row in rows]
+        # NaN, which pandas writes for a missing text, is no JSON.
+        texts = [
+            {name: None if value != value else value for name, value in row.values.items()}
+            for row in rows
+        ]
+        texts = [{name: values[name] for name in names} for values in texts]
         # Rows of a published model may be texts and pairs; null stands for no second text.
         if pairs := {
             number: row
