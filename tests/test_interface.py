@@ -195,6 +195,7 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
         ("choose", (["ba", "ki"], ["do", "lu"]), "^choices='do': a text is no list"),
         ("choose", (["ba"], [["do", "ki"]] * 2), "^context, choices: 1 and 2 inputs"),
         ("encode", ([1],), "^input 0: 1 is no text"),
+        ("encode", ({"text": "ba"},), "^input 0: {'text': 'ba'} is no text. Give a text"),
         ("encode", ("ba", (7,)), "^layer 7: not in a model of 2 layers"),
         ("encode", ("ba", (-1,), "sum"), "^pooling=sum: unknown value. Use mean, cls, max"),
         ("batch", ([],), "^0 texts and 0 pairs: no batch"),

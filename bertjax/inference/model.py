@@ -31,6 +31,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 
+_MAX_EMBEDDERS = 4  # each may hold parameters in a layout of its own
+
 _MIN_SEQ_LENGTH = 16  # tokens
 
 
@@ -117,11 +119,14 @@ class Model:
         """
         if not isinstance(layers, Iterable) or isinstance(layers, str):
             raise InputError(f"layers={layers!r}: no list of layers. Give one, such as (-1,).")
-        key = tuple(layers), pooling, normalize
-        if key not in self._embedders:
+        key, listed = (tuple(layers), pooling, normalize), _as_texts(texts)
+        embedder = self._embedders.pop(key, None)
+        if embedder is None:
             _, options = find_embedding_options(self._directory, layers, "text", pooling, normalize)
-            self._embedders[key] = Embedder(self._pretrained, options)
-        embedder, listed = self._embedders[key], _as_texts(texts)
+            embedder = Embedder(self._pretrained, options)
+        self._embedders[key] = embedder  # the last one
+        if len(self._embedders) > _MAX_EMBEDDERS:
+            del self._embedders[next(iter(self._embedders))]
         if not listed:
             size = embedder.options.projection_size or self.config.output_size
             return np.zeros((0, size), np.float32)
@@ -229,7 +234,7 @@ class Model:
 
 def _as_texts(texts: str | Iterable[str]) -> list[str]:
     check_inputs("texts", texts)
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed: list[Any] = [texts] if isinstance(texts, str | Mapping) else list(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
             raise InputError(f"input {number}: {text!r} is no text. Give a text.")
