@@ -92,3 +92,19 @@ def test_signal_ends_a_command_inside_c_code() -> None:
     process.terminate()
     _, error = process.communicate(timeout=LONG)
     assert process.returncode == 75 and b"run the same command again" in error
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_after_a_command_keeps_its_status(number) -> None:
+    program = f"""if True:
+        import atexit, os, sys
+        from bertjax.cli.main import main
+        atexit.register(lambda: os.kill(os.getpid(), {int(number)}))
+        sys.argv = ["bertjax", "config"]
+        sys.exit(main())
+    """
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env=process_environment()
+    )
+    assert process.returncode == 0 and process.stdout
