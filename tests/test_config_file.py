@@ -153,6 +153,19 @@ def test_json_and_yaml_have_the_fields_of_a_configuration(tmp_path) -> None:
     assert run_config_file(str(yaml_file)) == expected | {"init": None}
 
 
+def test_yaml_has_the_numbers_of_version_1_2_and_keeps_the_texts_of_names(tmp_path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("task: pretraining\nsteps: 0100\nprofile: 10:15\ndata: {dir: 2026_11_27}")
+    config = load_config(str(file), {"init": "1_000"}, registry.data_fields())
+    assert (config.steps, config.profile, config.init) == (100, "10:15", "1_000")
+    assert config.data["dir"] == "2026_11_27"
+    file.write_text("data: {dir: 2026-11-27, seed: 1_000}")
+    assert run_config_file(str(file)) == {"data": {"dir": "2026-11-27", "seed": 1000}}
+    file.write_text("mesh: {1: 2}")
+    with pytest.raises(InputError, match=r"mine.yaml: has no fields. Write fields and sections"):
+        run_config_file(str(file))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -25,7 +25,7 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-from bertjax.config.fields import parse_literal
+from bertjax.config.fields import parse_literal, spelled
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
@@ -126,9 +126,16 @@ def _read_fields(file: epath.Path) -> dict[str, Any]:
         raise InputError(f"{file}: is not YAML ({problem}). {fix}") from error
     except _RepeatedKeyError as error:
         raise InputError(f"{file}{error} is there twice in a section. Remove one.") from error
-    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+    if not isinstance(fields, dict) or not _has_text_keys(fields):
         raise InputError(f"{file}: has no fields. {fix}")
     return fields
+
+
+def _has_text_keys(value: Any) -> bool:
+    """Return whether the keys of nested dictionaries are texts."""
+    if not isinstance(value, dict):
+        return True
+    return all(isinstance(key, str) and _has_text_keys(item) for key, item in value.items())
 
 
 class _RepeatedKeyError(Exception):
@@ -146,7 +153,10 @@ def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return a loader of plain data that reads 1e-4 as a number, as YAML 1.2 does."""
+    """Return a loader of plain data that reads numbers as YAML 1.2 does.
+
+    1e-4 is a number. 10:15 and 2026-11-27 are texts, and 0100 is a hundred.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -161,8 +171,16 @@ def _yaml_loader() -> Any:
                 names.add(name)
             return node
 
-    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    tags = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in tags]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    decimal = r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
+    patterns = (r"[-+]?\d+(_\d+)*", rf"{decimal}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+    for tag, pattern in zip(tags, patterns, strict=False):
+        Loader.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})$"), list("-+.0123456789"))
+    Loader.add_constructor(tags[0], lambda _, node: spelled(int(node.value), node.value))
     return Loader
 
 

@@ -88,6 +88,26 @@ def unknown_field_message(name: str, value: Any, known: Sequence[str]) -> str:
     return f"{name}={value!r}: there is no such field. Did you mean {nearest[0]}?"
 
 
+class SpelledInt(int):
+    """An integer whose text is another one than Python's, such as 2026_11_27.
+
+    Attributes:
+      text: the text, which is the value of a field of text.
+    """
+
+    text: str
+
+    def __new__(cls, value: int, text: str) -> "SpelledInt":
+        """Return the integer with its text."""
+        result = super().__new__(cls, value)
+        result.text = text
+        return result
+
+    def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]
+        """Return the arguments of a copy."""
+        return int(self), self.text
+
+
 def coerce(name: str, value: Any, hint: Any) -> Any:
     """Return a value in the type of its field.
 
@@ -102,6 +122,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
       InputError: the value has another type.
     """
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, SpelledInt):
+        value = value.text if allowed == (str,) else int(value)
     is_huge = isinstance(value, int) and abs(value) >= 1 << 63
     if float in allowed and isinstance(value, int) and not isinstance(value, bool) and not is_huge:
         return float(value)
@@ -150,9 +172,18 @@ def override_options(options: Options, values: Mapping[str, Any]) -> Options:
     return dataclasses.replace(options, **changes) if changes else options  # type: ignore[type-var]
 
 
+def spelled(value: int, text: str) -> int:
+    """Return an integer, with its text where that is not Python's."""
+    return value if str(value) == text else SpelledInt(value, text)
+
+
 def parse_literal(text: str) -> Any:
-    """Return the value of a Python literal, or the text if it is none."""
+    """Return the value of a Python literal, or the text if it is none.
+
+    An integer is a `SpelledInt` where the text is not that of Python.
+    """
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
+        return spelled(value, text) if type(value) is int else value
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return {"true": True, "false": False}.get(text.lower(), text)
