@@ -225,3 +225,12 @@ def test_sampled_softmax_is_of_train_steps_alone(corpus) -> None:
     assert sampled.step_flops() < 1.01 * plain.step_flops() < 1.02 * sampled.step_flops()
     with pytest.raises(InputError, match="sampled_softmax=8: only a CLM predicts so many tokens"):
         PretrainingObjective(make_run_config(corpus, model__sampled_softmax=8))
+
+
+@pytest.mark.parametrize("objective", ["clm", "clm_reverse"])
+def test_no_layer_mix_sees_the_tokens_that_are_predicted(corpus, objective: str) -> None:
+    direction = {"clm": "left_to_right", "clm_reverse": "right_to_left"}[objective]
+    fields = {"data__objective": objective, "model__direction": direction, "model__bilstm": 8}
+    fields["data__max_predictions_per_seq"] = None
+    with pytest.raises(InputError, match=r"^model.bilstm=8: "):
+        PretrainingObjective(make_run_config(corpus, **fields))

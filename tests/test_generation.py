@@ -139,7 +139,16 @@ def objective_of(folder: pathlib.Path, **overrides: Any) -> GenerationObjective:
     ("overrides", "message"),
     [
         ({"model__decoder": ""}, "model.decoder='': each target token would see the next one"),
-        ({"model__bilstm": 8}, "model.bilstm=8: it reads the target backward"),
+        ({"model__bilstm": 8}, "model.bilstm=8: texts are generated from the last layer"),
+        ({"model__feature_layers": "-2..-1"}, "model.feature_layers='-2..-1': texts are generated"),
+        (
+            {"decoding__max_new_tokens": 600},
+            "decoding.max_new_tokens=600: the model has 64 positions. Use at most 64",
+        ),
+        (
+            {"decoding__min_new_tokens": 60},
+            "decoding.min_new_tokens=60: leaves no space for .SEP. in",
+        ),
         ({"model__type_vocab_size": 1}, "model.type_vocab_size=1: .* source and target"),
         ({"data__max_target_length": 1}, "data.max_target_length=1: no space for a token"),
         (

@@ -175,6 +175,11 @@ class TeacherObjective(StudentObjective):
                 f"model.vocab_size={vocab_size}: the teacher {path} has {teacher.vocab_size}. Use "
                 "its vocabulary."
             )
+        if objective.segments and teacher.type_vocab_size < 2:
+            raise InputError(
+                f"distill.teacher={path}: has one token type, and sequences have two segments, "
+                f"{objective.segments}. Use a teacher with two."
+            )
         if teacher.max_position_embeddings < config.max_seq_length:
             raise InputError(
                 f"max_seq_length={config.max_seq_length}: the teacher {path} has "

@@ -18,6 +18,7 @@ from bertjax.config.user_functions import find_function
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.decoder.options import SOURCE_DTYPES, DecodingOptions
 from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.flops import forward_flops
@@ -50,6 +51,7 @@ class Objective(abc.ABC):
       LEARNS_EMBEDDINGS: whether the task learns embeddings of a teacher, and not its logits.
       heads: names of heads, keys of `bertjax.model.heads.HEADS`.
       eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
+      segments: names of the two segments of a sequence; "" if all tokens are of type 0.
       batch_unit: what `Config.batch_size` counts, "sequences" or "examples".
       batch_size: sequences of a global training batch, over all processes and devices.
 
@@ -63,6 +65,7 @@ class Objective(abc.ABC):
     LEARNS_EMBEDDINGS: ClassVar[bool] = False
     heads: tuple[str, ...] = ()
     eval_outputs: tuple[str, ...] = ()
+    segments: str = ""
     batch_unit: str = "sequences"
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
@@ -99,6 +102,29 @@ class Objective(abc.ABC):
                         f"{section}.{item.name}={value!r}: a model of task={config.task} does not "
                         f"{purpose}. Remove it."
                     )
+        if self.generates:
+            self._check_generation()
+
+    def _check_generation(self) -> None:
+        """Raise InputError if texts cannot be decoded from the model, or not with these options."""
+        model = self.config.model
+        for name in LAYER_MIX_FIELDS:
+            if (value := getattr(model, name)) != getattr(BertConfig, name):
+                raise InputError(
+                    f"model.{name}={value!r}: texts are generated from the last layer. Remove it."
+                )
+        options, positions = self.config.decoding, model.max_position_embeddings
+        if options.max_new_tokens > positions:
+            raise InputError(
+                f"decoding.max_new_tokens={options.max_new_tokens}: the model has {positions} "
+                f"positions. Use at most {positions}."
+            )
+        longest = options.max_new_tokens or self.max_target_length
+        if options.min_new_tokens >= longest:
+            raise InputError(
+                f"decoding.min_new_tokens={options.min_new_tokens}: leaves no space for [SEP] in "
+                f"{longest} tokens. Reduce it, or raise decoding.max_new_tokens."
+            )
 
     @functools.cached_property
     def loss_weights(self) -> Mapping[str, float]:

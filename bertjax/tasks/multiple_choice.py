@@ -63,7 +63,8 @@ class MultipleChoiceObjective(FinetuningObjective):
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
-        check_type_vocab_size(config.model, "context and choice")
+        self.segments = "context and choice"
+        check_type_vocab_size(config.model, self.segments)
         if (length := config.data["max_choice_length"]) < _MIN_CHOICE_LENGTH:
             raise InputError(
                 f"data.max_choice_length={length}: no space for context and choice. Use at least "

@@ -60,12 +60,18 @@ class PretrainingObjective(Objective):
         shared = {name: getattr(config, name) for name in _CONFIG_FIELDS}
         self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
         if "nsp" in self.heads:
-            check_type_vocab_size(config.model, "the sentences of a pair")
+            self.segments = "the sentences of a pair"
+            check_type_vocab_size(config.model, self.segments)
         direction = DIRECTIONS.get(self.options.objective, "bidirectional")
         if config.model.direction != direction:
             raise InputError(
                 f"data.objective={self.options.objective}: model.direction="
                 f"{config.model.direction} does not fit it. Set model.direction={direction}."
+            )
+        if direction != "bidirectional" and config.model.bilstm:
+            raise InputError(
+                f"model.bilstm={config.model.bilstm}: it reads the tokens that a CLM predicts. "
+                "Set 0."
             )
         if (count := config.model.sampled_softmax) and "clm" not in self.options.objective:
             raise InputError(

@@ -34,12 +34,9 @@ class GenerationObjective(FinetuningObjective):
                 "Set model.decoder=prefix, masked_prefix or cross_attention."
             )
         super().__init__(config, batch_size_multiple)
-        if model.bilstm:
-            raise InputError(
-                f"model.bilstm={model.bilstm}: it reads the target backward, too. Set 0."
-            )
         if not model.has_cross_attention:
-            check_type_vocab_size(model, "source and target")
+            self.segments = "source and target"
+            check_type_vocab_size(model, self.segments)
         if self.max_target_length < _MIN_TARGET_LENGTH:
             raise InputError(
                 f"data.max_target_length={self.max_target_length}: no space for a token and [SEP]. "

@@ -38,7 +38,8 @@ class QuestionAnsweringObjective(FinetuningObjective):
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
-        check_type_vocab_size(config.model, "question and passage")
+        self.segments = "question and passage"
+        check_type_vocab_size(config.model, self.segments)
         self.version = int(config.data["version"])
         if self.version not in FILES:
             raise InputError(

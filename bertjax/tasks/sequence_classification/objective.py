@@ -36,7 +36,8 @@ class SequenceClassificationObjective(FinetuningObjective):
         super().__init__(config, batch_size_multiple)
         check_truncation(config.data["truncation"], bool(columns.text_pair))
         if columns.text_pair:
-            check_type_vocab_size(config.model, "the texts of a pair")
+            self.segments = "the texts of a pair"
+            check_type_vocab_size(config.model, self.segments)
         self.problem_type = columns.problem_type
         smoothing = config.data["label_smoothing"]
         if smoothing and self.problem_type != "single_label_classification":
