@@ -240,7 +240,11 @@ def test_evaluation_correlates_cosines_with_scores(folder) -> None:
     (eval_set,) = task.eval_sets()
     apply = jax.jit(task.objective.apply, static_argnums=(2, 3))
     params = task.objective.init_params(jax.random.key(0))
-    outputs = [jax.device_get(apply(params, batch, None, None)) for batch in eval_set.batches()]
+    outputs = [
+        eval_set.keep_outputs(i, jax.device_get(apply(params, batch, None, None)))
+        for i, batch in enumerate(eval_set.batches())
+    ]
+    assert {name: x.shape for name, x in outputs[0].items()} == {"embeddings": (16, 64)}
     evaluation = eval_set.evaluation({}, outputs)
     entries = evaluation.files["predictions"]
     cosines, gold = [entry["cosines"][0] for entry in entries], [entry["gold"] for entry in entries]

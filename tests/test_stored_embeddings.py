@@ -88,6 +88,8 @@ def test_missing_contradictory_and_infinite_embeddings_are_rejected(tmp_path) ->
         write([[1, 0], [0, 1]], ["a", "a"]).find(["a"], ["row 1"])
     with pytest.raises(InputError, match="the embedding of row 1 is not finite"):
         write([[np.inf, 0]], ["a"]).find(["a"], ["row 1"])
+    with pytest.raises(InputError, match="the embedding of row 1 is not finite"):
+        write([[np.nan, 0], [np.nan, 0]], ["a", "a"]).find(["a"], ["row 1"])
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from bertjax.tasks.embeddings.data import encode_dataset
+from bertjax.tasks.embeddings.embedded_texts import EmbeddedTextsEvalSet
 from bertjax.tasks.embeddings.losses import (
     RANKING_LOSS,
     TEACHER_LOSS,
@@ -15,7 +16,6 @@ from bertjax.tasks.embeddings.losses import (
     embeddings_sums,
 )
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
-from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification.metrics import regression_metrics
@@ -25,7 +25,7 @@ from data_pipelines.finetuning.embeddings.dataset import EmbeddingsDataset
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
-class EmbeddingsEvalSet(PackedEvalSet):
+class EmbeddingsEvalSet(EmbeddedTextsEvalSet):
     """Eval set of tuples of texts, with or without scores.
 
     Args:
@@ -67,8 +67,17 @@ class EmbeddingsEvalSet(PackedEvalSet):
     @property
     def score_names(self) -> Collection[str]:
         """Names of the scores."""
-        size = self._objective.embedding_size
-        return self._scores(np.zeros((len(self._data), self._data.num_texts, size))).keys()
+        pair = np.arange(2.0)
+        names = ["accuracy"] if self._data.scores is None else [*regression_metrics(pair, pair)]
+        names += [f"{self.primary_metrics[0]}_{dim}" for dim in self._objective.loss.dims]
+        return [*names, "loss", "embeddings_loss"] if self._has_loss else names
+
+    @property
+    def _has_loss(self) -> bool:
+        """True if the training reads scores and these data have them, or neither."""
+        has_scores = self._data.scores is not None
+        trains_on_pairs = self._objective.loss.loss != TEACHER_LOSS
+        return trains_on_pairs and self._objective.reads_scores == has_scores
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the metrics; the file is `predictions`, the cosines of each example.
@@ -76,11 +85,9 @@ class EmbeddingsEvalSet(PackedEvalSet):
         Pairs with scores have those of `regression_metrics`. Other examples have `accuracy`, the
         share of the anchors whose positive is the most similar of all positives and negatives in
         their batch. With Matryoshka dimensions, `spearman_D` or `accuracy_D` is that of D
-        components. There is a `loss` if the training reads scores and these data have them, or
-        neither.
+        components.
         """
-        flat = np.stack(self.unpack_outputs(outputs, "embeddings", "example"))
-        vectors = flat.reshape(len(self._data), self._data.num_texts, -1)
+        vectors = self.join(outputs).reshape(len(self._data), self._data.num_texts, -1)
         cosines = _cosines(vectors)
         scores = self._data.scores
         entries = [
@@ -108,8 +115,7 @@ class EmbeddingsEvalSet(PackedEvalSet):
                 name = "accuracy"
                 scores = {name: self._batch_means(ranking, part)[name]}
             result |= {f"{name}_{dim}": scores[name]} if result else scores
-        trains_on_pairs = objective.loss.loss != TEACHER_LOSS
-        if trains_on_pairs and objective.reads_scores == (gold is not None):
+        if self._has_loss:
             loss = self._batch_means(objective.loss, vectors)["embeddings_loss"]
             result |= {"loss": loss, "embeddings_loss": loss}
         return result

@@ -112,7 +112,10 @@ class StoredEmbeddings:
         rows: dict[bytes, Any] = {}
         for row, digest in enumerate(self._digests):
             first = rows.setdefault(digest.tobytes(), row)
-            if not np.allclose(self._embeddings[first], self._embeddings[row], atol=1e-4):
+            if first == row:
+                continue
+            pair = self._embeddings[first], self._embeddings[row]
+            if not np.allclose(*pair, atol=1e-4, equal_nan=True):  # NaN has an error of its own
                 raise InputError(
                     f"distill.embeddings={self.path}: rows {first + 1:,} and {row + 1:,} are of "
                     f"one text and differ. {_FIX}"

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bertjax.tasks.embeddings.embedded_texts import EmbeddedTextsEvalSet
 from bertjax.tasks.embeddings.losses import teacher_sums
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
-from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
@@ -18,7 +18,7 @@ from data_pipelines.finetuning.examples import Examples
 _TEXTS_PER_CALL = 1024
 
 
-class TeacherEvalSet(PackedEvalSet):
+class TeacherEvalSet(EmbeddedTextsEvalSet):
     """Eval set of texts, whose embeddings are compared with those of a teacher.
 
     Args:
@@ -52,7 +52,7 @@ class TeacherEvalSet(PackedEvalSet):
 
     def set_teacher(self, outputs: Sequence[Outputs]) -> None:
         """Take the embeddings of the teacher, its outputs for the batches of this set."""
-        self._teacher = np.stack(self.unpack_outputs(outputs, "embeddings", "example"))
+        self._teacher = self.join(outputs)
 
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the loss and the mean cosine; the file is `predictions`, the cosine of each text.
@@ -60,7 +60,7 @@ class TeacherEvalSet(PackedEvalSet):
         With Matryoshka dimensions, `cosine_D` is that of the first D components.
         """
         assert self._teacher is not None
-        embeddings = np.stack(self.unpack_outputs(outputs, "embeddings", "example"))
+        embeddings = self.join(outputs)
         totals: dict[str, np.ndarray] = {}
         for start in range(0, len(embeddings), _TEXTS_PER_CALL):
             part = slice(start, start + _TEXTS_PER_CALL)

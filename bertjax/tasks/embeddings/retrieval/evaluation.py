@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from bertjax.tasks.embeddings.data import PROMPTS, encode_each
+from bertjax.tasks.embeddings.embedded_texts import EmbeddedTextsEvalSet
 from bertjax.tasks.embeddings.objective import TrainedEmbeddingsObjective
 from bertjax.tasks.embeddings.retrieval.metrics import CUTOFF, metric_names, ranking_metrics
 from bertjax.tasks.embeddings.retrieval.search import search
-from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.pipeline import Outputs
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.errors import InputError
@@ -18,7 +18,7 @@ from data_pipelines.finetuning.embeddings.run_files import RUN_FILE, Ranking, fo
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
-class RetrievalEvalSet(PackedEvalSet):
+class RetrievalEvalSet(EmbeddedTextsEvalSet):
     """Queries and documents with judgments.
 
     Args:
@@ -65,19 +65,12 @@ class RetrievalEvalSet(PackedEvalSet):
         names = metric_names(self._top_k)
         return [*names, *(f"{name}_{dim}" for dim in self._dims for name in names)]
 
-    def keep_outputs(self, number: int, outputs: Outputs) -> Outputs:
-        """Return the embeddings of a batch's texts alone, which take a fraction of the memory."""
-        layout = self._layout[number]
-        return {"embeddings": outputs["embeddings"][..., layout.sequence, layout.slot, :]}
-
     def evaluation(self, means: Mapping[str, float], outputs: Sequence[Outputs]) -> Evaluation:
         """Return the metrics of `ranking_metrics`; the file is a run, the best `top_k` documents.
 
         With Matryoshka dimensions, `ndcg_10_D` is that of the first D components.
         """
-        vectors = np.zeros((len(self._examples), outputs[0]["embeddings"].shape[-1]), np.float32)
-        for layout, batch in zip(self._layout, outputs, strict=True):
-            vectors[layout.indices] = batch["embeddings"]
+        vectors = self.join(outputs)
         run = self._rank(vectors)
         scores = ranking_metrics(run, self._data.qrels, self._top_k)
         for dim in self._dims:
