@@ -83,3 +83,10 @@ def test_cpu_layout_is_the_identity_where_no_device_holds_all_layers(fields, axe
     mesh = make_mesh(*axes, jax.devices()[: np.prod(axes)])
     params = {"encoder": {"blocks": {"kernel": np.zeros((2, 4, 8))}}}
     assert CpuLayout(BertConfig(**fields), mesh).place(params) is params
+
+
+def test_parameters_of_other_modules_keep_their_layout() -> None:
+    layout = CpuLayout(BertConfig(), make_mesh(1, 1, 1, jax.devices()[:1]))
+    params = {"custom": {"kernel_out": np.arange(4.0).reshape(2, 2)}}
+    kept = layout.apply(lambda read: read, layout.place(params))
+    np.testing.assert_array_equal(kept["custom"]["kernel_out"], params["custom"]["kernel_out"])

@@ -81,6 +81,9 @@ def test_forward_flops_scale_with_batch_and_squared_length():
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H200", 989),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L40S", 362),
     ],
 )
 def test_peak_flops_of_known_devices(kind, tera):

@@ -12,6 +12,7 @@ Each part is faster for BERT-Base filling one mask in 32 tokens, float32 on two 
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,10 @@ class CpuLayout:
         """Call a traced function of stacked parameters with laid-out ones."""
         if not self._applies:
             return function(params)
-        transposed = map_named(lambda name, x: x.T if "/kernel" in name else x, params)
+        # Those of blocks have the number of their layer.
+        transposed = map_named(
+            lambda name, x: x.T if re.search(r"/kernel(/\d+)?$", name) else x, params
+        )
         with nn.intercept_methods(_multiply_stored_transposed):
             return function(stack_layers(transposed))
 

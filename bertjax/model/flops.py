@@ -28,6 +28,8 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("NVIDIA H200 NVL", 835e12),
     ("NVIDIA H200", 989e12),
     ("NVIDIA B200", 2250e12),
+    ("NVIDIA L40S", 362e12),
+    ("NVIDIA L40", 181e12),
     ("NVIDIA L4", 121e12),
 )
 
