@@ -20,7 +20,7 @@ from test_interface import ARGUMENTS, LABELS, SHAPE, call, write_model
 
 import bertjax
 from bertjax.cli.main import main
-from bertjax.formats.sentence_transformers import write_modules
+from bertjax.formats.sentence_transformers import find_pooling_config, write_modules
 from bertjax.formats.tensors import PoolingConfig
 from bertjax.inference.onnx_runner import OnnxRunner
 from bertjax.serving.models import find_version
@@ -294,3 +294,10 @@ def test_wrong_examples_are_rejected(encoder, options, message, tmp_path, capsys
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert message in line.replace(f"{tmp_path}/", "")
     assert not (tmp_path / "exported").exists()
+
+
+def test_modules_keep_an_empty_prompt_beside_a_default(encoder, tmp_path) -> None:
+    pooling = PoolingConfig(encoder, "mean", True, None, prompt="query: ", query_prompt="query: ")
+    write_modules(encoder, pooling, SHAPE.hidden_size)
+    read = find_pooling_config(encoder)
+    assert (read.prompt, read.query_prompt, read.document_prompt) == ("query: ", "query: ", "")

@@ -164,6 +164,12 @@ def test_find_format_names_the_best_model_of_a_sweep(tmp_path) -> None:
         find_format(tmp_path)
 
 
+def test_find_format_reads_a_model_beside_the_checkpoints_of_its_training(tmp_path) -> None:
+    path = write_hf(draw_model(CONFIG, TOKENIZER, "pooler"), tmp_path / "hf")
+    (path / "checkpoints").mkdir()
+    assert find_format(path) == "hf"
+
+
 def test_read_rejects_multi_output_regression(tmp_path) -> None:
     config = dataclasses.replace(CONFIG, num_labels=3)
     model = draw_model(config, TOKENIZER, "pooler", "sequence_classification")

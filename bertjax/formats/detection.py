@@ -91,10 +91,12 @@ def find_format(path: epath.PathLike) -> str:
         tensorflow, which is not installed.
     """
     path = check_model_exists(path)
-    if (path / MANIFEST_FILE).exists() or (path / "checkpoints").exists():
+    if (path / MANIFEST_FILE).exists():
         return "bertjax"
-    if _is_huggingface(path):
+    if _is_huggingface(path):  # also beside the checkpoints of its training
         return "hf"
+    if (path / "checkpoints").exists():
+        return "bertjax"
     directory = path.parent if is_tf1_prefix(path) else path
     if _is_tf1(directory):
         check_tensorflow(path)

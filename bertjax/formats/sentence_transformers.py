@@ -267,7 +267,8 @@ def write_modules(
         modules.append({"idx": number, "name": str(number), "path": folder, "type": module_type})
     modes = {name: mode == pooling.pooling for name, mode in _POOLING_MODES.items()}
     prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
-    prompts = {name: prompt for name, prompt in prompts.items() if prompt}
+    # An empty one stands against a default.
+    prompts = {name: prompt for name, prompt in prompts.items() if prompt or pooling.prompt}
     default = {}
     if pooling.prompt:
         prompts["default"], default = pooling.prompt, {"default_prompt_name": "default"}
