@@ -1,5 +1,6 @@
 """Retention of checkpoints: the newest, multiples of `keep_period` and the best."""
 
+import errno
 import json
 import math
 import pathlib
@@ -7,12 +8,15 @@ import threading
 
 import pytest
 from checkpoint_states import equal, flip_bit, make_state, save, state_target, truncate
+from etils import epath
 
+from bertjax.checkpointing import integrity, retention
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
 from bertjax.checkpointing.retention import BestMetric, write_scores
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
+from data_pipelines.schema import read_json_object
 
 
 @pytest.fixture
@@ -109,6 +113,30 @@ def test_find_checkpoint_returns_the_newest_without_best_metric(tmp_path) -> Non
     assert not checkpoints.is_best(3, {"f1": 100.0})
     checkpoints.wait_until_finished()
     assert find_checkpoint(tmp_path) == checkpoints.path(2)
+
+
+def test_best_checkpoint_survives_a_storage_that_does_not_answer(tmp_path, monkeypatch) -> None:
+    checkpoints = Checkpointer(tmp_path / "checkpoints", 1, 0, BestMetric("f1"))
+    for step, scores in ((1, {"f1": 0.9}), (2, {}), (3, {})):
+        evaluate(checkpoints, step, scores)
+        checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [1, 3]
+    calls: list[str] = []
+
+    def fail_at_first(path: epath.Path, *options: object) -> dict:
+        calls.append(str(path))
+        if len(calls) % 2:
+            try:
+                raise OSError(errno.EIO, "Input/output error")
+            except OSError:
+                raise InputError("cannot be read") from None
+        return read_json_object(path, *options)
+
+    monkeypatch.setattr(integrity, "_RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr(retention, "read_json_object", fail_at_first)
+    assert not checkpoints.is_best(4, {"f1": 0.7})
+    checkpoints.delete_old(3)
+    assert calls and checkpoints.all_steps() == [1, 3]
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def is_finished(path: epath.Path) -> bool:
     Raises:
       UnreadableError: the storage does not answer.
     """
-    return retry_reads(path / MANIFEST_FILE, _exists)
+    return retry_reads(path / MANIFEST_FILE, path_exists)
 
 
 def list_directory(path: epath.Path) -> list[epath.Path]:
@@ -129,10 +129,10 @@ def list_directory(path: epath.Path) -> list[epath.Path]:
     Raises:
       UnreadableError: the storage does not answer.
     """
-    return retry_reads(path, lambda path: list(path.iterdir()) if _exists(path) else [])
+    return retry_reads(path, lambda path: list(path.iterdir()) if path_exists(path) else [])
 
 
-def _exists(path: epath.Path) -> bool:
+def path_exists(path: epath.Path) -> bool:
     """Return whether a path exists.
 
     `os.path.exists`, which epath calls, returns False for every error of a storage: a checkpoint
@@ -151,10 +151,18 @@ def _read_manifest(listing: epath.Path) -> dict[str, list[int | str]]:
     try:
         return read_json_object(listing, {str: [(int, str)]}, "Use another checkpoint.")
     except InputError as error:
-        cause = error.__context__
-        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-            raise cause from None  # the storage's error, not that of a damaged file
+        raise_storage_error(error)
         raise
+
+
+def raise_storage_error(error: InputError) -> None:
+    """Raise the error of a storage that an error about a file stands for, if it does.
+
+    A missing or damaged file is none.
+    """
+    cause = error.__context__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        raise cause from None
 
 
 def metadata_files(path: epath.Path) -> list[epath.Path]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from bertjax.checkpointing.integrity import path_exists, raise_storage_error, retry_reads
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object
@@ -142,8 +143,19 @@ def read_info(step: int, path: epath.Path, best_metric: BestMetric) -> Checkpoin
 
 
 def _read_json(path: epath.Path, schema: Any) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if it is missing or damaged."""
-    try:
-        return read_json_object(path, schema, "") if path.exists() else {}
-    except (InputError, OSError):  # a running run may delete it
-        return {}
+    """Return the object in a JSON file; empty if it is missing or damaged.
+
+    Raises:
+      UnreadableError: the storage does not answer. The best checkpoint would seem to have no score.
+    """
+
+    def read(path: epath.Path) -> dict[str, Any]:
+        if not path_exists(path):
+            return {}
+        try:
+            return read_json_object(path, schema, "")
+        except InputError as error:  # a running run may delete it
+            raise_storage_error(error)
+            return {}
+
+    return retry_reads(path, read)
