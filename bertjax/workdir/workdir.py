@@ -5,6 +5,7 @@ config.json holds the whole configuration; run.json the step, the data position 
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -78,10 +79,14 @@ def claim_workdir(
     workdir = lock.workdir
     records = [workdir / "run.json", workdir / "config.json", *other_records]
     new_records: list[epath.Path] = []
+    _check_config_file(workdir)
     if distributed.is_process_0():
         new_records = [path for path in records if not path.exists()]
-        for draft in workdir.glob("*.partial"):  # of a process that was killed while it wrote
-            draft.unlink(missing_ok=True)
+        # What a process left that was killed while it wrote; other commands may write here, too.
+        names = "|".join(re.escape(path.name) for path in records)
+        for draft in workdir.glob("*.partial"):
+            if re.fullmatch(rf"({names})(\.[0-9a-f]{{8}})?\.partial", draft.name):
+                draft.unlink(missing_ok=True)
     if records[0] in new_records:
         workdir.mkdir(parents=True, exist_ok=True)
         write_run_record(workdir, config, task, 0)
@@ -96,6 +101,21 @@ def claim_workdir(
                 for path in new_records:
                     path.unlink(missing_ok=True)
         raise
+
+
+def _check_config_file(workdir: epath.Path) -> None:
+    """Raise InputError if config.json is not that of a run, such as a published model's."""
+    path = workdir / "config.json"
+    if (workdir / "run.json").exists() or not path.exists():
+        return
+    try:
+        fields = read_config_dict(path)
+    except InputError:
+        fields = {}
+    if not {"task", "optimizer"} <= fields.keys():
+        raise InputError(
+            f"{path}: not that of a run, which would replace it. Use another --workdir."
+        )
 
 
 def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
