@@ -95,11 +95,14 @@ def test_supervise_child_gives_the_child_time_to_save(
 
 
 @pytest.mark.seconds
-def test_supervise_child_forwards_a_signal_that_came_first(supervise_program) -> None:
+def test_supervise_child_forwards_a_signal_that_came_first(supervise_program, capfd) -> None:
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert supervise_program("import time; time.sleep(600)", before=stop) == 75
+    assert (
+        capfd.readouterr().err == "bertjax: stopped: run the same command again in all processes.\n"
+    )
 
 
 @pytest.mark.seconds

@@ -45,10 +45,12 @@ def supervise_child(argv: Sequence[str]) -> int:
     interrupts = iter([signal.SIGTERM])
     children: list[subprocess.Popen[bytes]] = []
     pending: list[int] = []
+    forwarded: list[int] = []
 
     def forward(number: int, frame: types.FrameType | None) -> None:
         if number == signal.SIGINT:
             number = next(interrupts, signal.SIGKILL)
+        forwarded.append(number)
         if children:
             children[0].send_signal(number)
         else:
@@ -70,6 +72,9 @@ def supervise_child(argv: Sequence[str]) -> int:
     status = child.wait()
     if status >= 0:
         return status
+    if forwarded and -status in forwarded:
+        print("bertjax: stopped: run the same command again in all processes.", file=sys.stderr)
+        return EXIT_RESTART
     ended = f"bertjax: the process was ended by {signal.Signals(-status).name}"
     if -status not in _EXTERNAL_SIGNALS:
         print(f"{ended}, a fault of the program or the machine.", file=sys.stderr)
