@@ -64,9 +64,10 @@ class TensorBoardTracker:
                 writer.close()
 
     def _write(self, split: str, **fields: Any) -> None:
-        directory = f"{self._directory}/{split}"
+        # The name of a run of a sweep may have an address.
+        directory = f"{self._directory}/{split.replace('://', ':')}"
         if directory not in self._writers:
-            if not is_remote(directory):  # a bucket has none
+            if not is_remote(self._directory):  # a bucket has none
                 epath.Path(directory).mkdir(parents=True, exist_ok=True)
             # The time in nanoseconds keeps the files of two processes apart, and in order.
             suffix = f".{time.time_ns()}.{os.getpid()}"
