@@ -49,6 +49,11 @@ def test_points_differ_in_any_field_and_runs_in_their_seeds() -> None:
     assert len({(trial.label, trial.config.seed) for trial in trials}) == 8
 
 
+def test_an_empty_text_is_a_value() -> None:
+    trials = make_trials(load, ["data.text_pair=,other"], 1)
+    assert [trial.config.data["text_pair"] for trial in trials] == ["", "other"]
+
+
 FIELDS = {"best_metric": "loss", "steps": 20, "batch_size": 16}
 CASES = [
     ("tensorboard", "parameters", "tensorboard='parameters': a sweep trains several runs in para"),

@@ -30,7 +30,8 @@ from bertjax.reports.writer import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
 from bertjax.sweeps.parallel_training import ParallelRuns
-from bertjax.sweeps.sweep import _comparable, summarize, sweep
+from bertjax.sweeps.summary import comparable, summarize
+from bertjax.sweeps.sweep import sweep
 from bertjax.training.evaluator import evaluate
 from bertjax.training.setup import make_trainer
 from bertjax.workdir.lock import WorkdirLock
@@ -87,6 +88,9 @@ def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(toys) -> None:
         (["batch_size=8", "batch_size=16"], 1, "each field once"),
         (["seed=1,2"], 1, "seeds from --seeds"),
         (["task=squad"], 1, "a sweep has one task"),
+        (["init=a,b"], 1, "--grid=init=a,b: a sweep has one such model. Run one sweep each"),
+        (["data.class_weights=pos=2,neg=1"], 1, "commas are part of its values"),
+        (["batch_size=8,"], 1, "batch_size=''"),
         (["mesh.fsdp=1,2"], 1, "--grid=mesh.fsdp=1,2: each run of a sweep has one device"),
         (["bach_size=8"], 1, "Did you mean batch_size"),
         (["batch_size=x"], 1, "batch_size='x'"),
@@ -118,7 +122,10 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(toys) -> None
     assert (point["min"], point["max"]) == (0.5, 0.9)
     assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
     assert result["best"] == "seed=1"
-    assert summarize(trials, results, BestMetric("accuracy", False))["best"] == "seed=3"
+    assert summarize(trials, results, BestMetric("accuracy", False))["best"] == "seed=0"
+    results["seed=1"]["failed"] = True  # such as one that predicts the same class for all
+    assert summarize(trials, results, BestMetric("accuracy"))["best"] == "seed=2"
+    results["seed=1"]["failed"] = False
     cells = format_results(result).splitlines()[1].split()
     assert cells[-6:] == ["4", "1", "0.7000", "0.2000", "0.5000", "0.9000"]
 
@@ -148,7 +155,7 @@ def test_run_is_compared_by_a_finite_score_whatever_its_other_scores_are(toys) -
         {"accuracy": 0.9, "loss": None},
     ]
     results = {
-        trial.name: {"scores": scores, "failed": _comparable(BestMetric("accuracy"), scores) < 0}
+        trial.name: {"scores": scores, "failed": comparable(BestMetric("accuracy"), scores) < 0}
         for trial, scores in zip(trials, all_scores, strict=True)
     }
     assert [run["failed"] for run in results.values()] == [False, True, True]

@@ -1,5 +1,6 @@
 """Tests of the state of a sweep: interrupted runs resume, in the order of the sweep."""
 
+import json
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from bertjax.sweeps.search import Search
 from bertjax.sweeps.sweep import SweepRunner, _comparable_curve, sweep
 from bertjax.sweeps.sweep_state import SweepState
 from bertjax.workdir.lock import WorkdirLock
+from data_pipelines.errors import InputError
 
 FAKE_TASK: Any = types.SimpleNamespace(
     data_fingerprint="same", stored_logits=None, primary_metrics=["accuracy"], open_logits=int
@@ -44,7 +46,10 @@ class FakeTraining:
     Attributes:
       trained: directory and names of the runs that were trained together, in order.
       resumed: whether the directory of the runs existed before, for each of `trained`.
+      error: what interrupts.
     """
+
+    error: BaseException = KeyboardInterrupt()
 
     def __init__(self, patch: pytest.MonkeyPatch, interrupted: int | None = None) -> None:
         self.trained: list[tuple[str, list[str]]] = []
@@ -66,7 +71,7 @@ class FakeTraining:
             self.trained.append((path.name, [trial.name for trial in trials]))
             path.mkdir(parents=True, exist_ok=True)
             if len(self.trained) - 1 == self._interrupted:
-                raise KeyboardInterrupt
+                raise self.error
 
         return types.SimpleNamespace(train=train, workdir=path), None
 
@@ -75,6 +80,28 @@ class FakeTraining:
         *_: object,
     ) -> None:  # fmt: skip
         state.record(trainer.workdir, trials, FAKE_TASK, outcomes(trials))
+
+
+def test_search_forgets_a_point_that_cannot_be_trained(tmp_path, monkeypatch) -> None:
+    ranges, grid = ["optimizer.learning_rate=1e-5..1e-3:log"], ["batch_size=8,16,24"]
+    monkeypatch.setattr(FakeTraining, "error", InputError("a step takes too much memory"))
+    search = Search(load, "random", ranges, grid, 20, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        training = FakeTraining(patch, 4)
+        with pytest.raises(InputError, match="too much memory"):
+            sweep(search, load({}), tmp_path)
+    trained = {name for _, names in training.trained[:4] for name in names}
+    rounds = json.loads((tmp_path / "proposals.json").read_text())
+    assert len(rounds) == 2 and {name for names in rounds for name in names} == trained
+    with pytest.MonkeyPatch.context() as patch:
+        FakeTraining(patch, None)
+        assert len(sweep(search, load({}), tmp_path)["runs"]) == 20
+
+
+def test_a_directory_best_of_no_sweep_is_not_replaced(tmp_path) -> None:
+    (tmp_path / "best").mkdir()
+    with pytest.raises(InputError, match="has a directory best that is of no sweep"):
+        SweepState(epath.Path(tmp_path))
 
 
 @pytest.mark.seconds

@@ -126,7 +126,7 @@ def format_results(results: Mapping[str, Any]) -> str:
     """Return the points of a grid as a text table.
 
     Args:
-      results: the content of sweep.json; see `bertjax.sweeps.sweep.summarize`.
+      results: the content of sweep.json; see `bertjax.sweeps.summary.summarize`.
     """
     counts = ["num_runs", "num_failed"]
     if any(point["num_pruned"] for point in results["points"]):

@@ -10,9 +10,20 @@ from typing import Any, NamedTuple
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.steps.parallel_runs import ParallelStepFunctions
+from bertjax.workdir.model_records import RECORD_FILES
 from data_pipelines.errors import InputError
 
 _MAX_TRIALS = 10_000
+_FIELDS_WITH_COMMAS = {
+    "loss_weights",
+    "init_layers",
+    "model.feature_layers",
+    "model.label_counts",
+    "data.class_weights",
+    "data.matryoshka_dims",
+    "data.missing_labels",
+    "distill.layer_map",
+}
 
 
 class Trial(NamedTuple):
@@ -84,20 +95,23 @@ def parse_grid(grid: Sequence[str]) -> dict[str, list[str]]:
     """Return field -> its values, of "FIELD=VALUE,VALUE,..." for each field.
 
     Raises:
-      InputError: a field is repeated, has no values, or is the seed or the task.
+      InputError: a field is repeated or has no values, its values have commas, or a sweep has one
+        value of it.
     """
     fields: dict[str, list[str]] = {}
     for entry in grid:
         name, _, text = entry.partition("=")
-        values = [value.strip() for value in text.split(",") if value.strip()]
-        if not values or name in fields:
+        values = [value.strip() for value in text.split(",")]  # "" is a value of some
+        if not text.strip() or name in fields:
             raise InputError(f"--grid={entry}: must be FIELD=VALUE,VALUE,... with each field once.")
-        if name in ("loss_weights", "init_layers"):
+        if name in _FIELDS_WITH_COMMAS:
             raise InputError(f"--grid={entry}: commas are part of its values. Run one sweep each.")
         if name in ("seed", "task"):
             raise InputError(
                 f"--grid={entry}: a sweep has one task and takes its seeds from --seeds N."
             )
+        if name in RECORD_FILES:
+            raise InputError(f"--grid={entry}: a sweep has one such model. Run one sweep each.")
         if name.startswith("mesh."):
             raise InputError(f"--grid={entry}: each run of a sweep has one device. Leave it out.")
         fields[name] = list(dict.fromkeys(values))

@@ -1,19 +1,20 @@
 """Many short runs: trained in parallel, compared by their scores, the best one kept."""
 
+import collections
 import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from etils import epath
 
 from bertjax.checkpointing.retention import NO_METRIC, BestMetric
 from bertjax.config.config import Config
-from bertjax.errors import CommandError
 from bertjax.mesh import distributed
+from bertjax.mesh.watchdog import note_progress
 from bertjax.steps.parallel_runs import ParallelStepFunctions
 from bertjax.sweeps.grid import Trial, check_parallel, group_by_shape
 from bertjax.sweeps.parallel_training import (
@@ -26,7 +27,8 @@ from bertjax.sweeps.parallel_training import (
     write_run,
 )
 from bertjax.sweeps.search import MedianPruning, Search
-from bertjax.sweeps.sweep_state import SweepState, write_json
+from bertjax.sweeps.summary import comparable, rank, summarize
+from bertjax.sweeps.sweep_state import BEST_DIR, SweepState, write_json
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.training.evaluator import check_best_metric
@@ -40,7 +42,6 @@ from bertjax.workdir.workdir import check_processes
 from data_pipelines.errors import InputError
 
 RESULT_FILE = "sweep.json"
-BEST_DIR = "best"  # the directory of the best run's checkpoint
 
 _log = logging.getLogger("bertjax")
 
@@ -83,17 +84,27 @@ def sweep(
         all_trials = [trial for proposed in rounds for trial in proposed]
         state.check_trials(all_trials)
         runner.check_data(all_trials)
-        for proposed in rounds:  # in the order of a search that was not interrupted
-            runner.train(proposed)
-        while isinstance(trials, Search) and (
-            proposed := trials.propose(
-                all_trials, runner.comparable_scores(), runner.num_parallel, state.pruned
-            )
-        ):
-            rounds.append(proposed)
-            all_trials += proposed
-            state.write_proposals(rounds)
-            runner.train(proposed)
+        for number in itertools.count():  # in the order of a search that was not interrupted
+            if number == len(rounds):
+                proposed = (
+                    trials.propose(
+                        all_trials, runner.comparable_scores(), runner.num_parallel, state.pruned
+                    )
+                    if isinstance(trials, Search)
+                    else []
+                )
+                if not proposed:
+                    break
+                rounds.append(proposed)
+                all_trials += proposed
+                state.write_proposals(rounds)
+            try:
+                runner.train(rounds[number])
+            except InputError:  # such as of a batch that is too large; a narrower range may follow
+                if isinstance(trials, Search):
+                    trained = [trial for trial in rounds[number] if trial.name in state.results]
+                    state.write_proposals([*rounds[:number], trained, *rounds[number + 1 :]])
+                raise
         result = summarize(all_trials, state.results, runner.primary_metric)
         if distributed.is_process_0():
             lock.confirm()
@@ -146,7 +157,13 @@ class SweepRunner:
     def check_data(self, trials: Sequence[Trial]) -> None:
         """Raise InputError if finished ones of the runs were trained on other data."""
         finished = [trial for trial in trials if trial.name in self._state.results]
-        for shape, group in group_by_shape(finished).items():
+        by_data = collections.defaultdict[str, list[Trial]](list)  # which several shapes may read
+        for trial in finished:
+            config, distill = trial.config, trial.config.distill
+            of_task = (config.task, config.data, config.init, config.max_seq_length)
+            by_data[repr((of_task, distill.unlabeled, distill.logits))].append(trial)
+        for group in by_data.values():
+            (shape,) = group_by_shape(group[:1])
             self._state.check_data(group, self._load_task(shape, group))
 
     def train(self, trials: Sequence[Trial]) -> None:
@@ -169,6 +186,7 @@ class SweepRunner:
             task = _load_task(group[0].config)
             task.open_logits()
             self._task = shape, task
+            note_progress()
             if not self.primary_metric.name:
                 self.primary_metric = _choose_primary_metric(task, group[0].config)
         return self._task[1]
@@ -220,7 +238,7 @@ class SweepRunner:
     def comparable_scores(self) -> dict[str, float]:
         """Return run -> its primary metric, the larger the better; -inf for a failed run."""
         return {
-            name: -math.inf if run["failed"] else _comparable(self.primary_metric, run["scores"])
+            name: -math.inf if run["failed"] else comparable(self.primary_metric, run["scores"])
             for name, run in self._state.results.items()
         }
 
@@ -279,7 +297,7 @@ def _record(
         name: {
             # JSON has no number that is not finite.
             "scores": {k: v if math.isfinite(v) else None for k, v in run_scores.items()},
-            "failed": _comparable(primary_metric, run_scores) == -math.inf
+            "failed": comparable(primary_metric, run_scores) == -math.inf
             or trainer.task.is_degenerate(run_scores, primary_metric.name),
         }
         for name, run_scores in zip(names, scores, strict=True)
@@ -289,14 +307,12 @@ def _record(
             curve = _comparable_curve(by_step[name], primary_metric, total)
             finite = {str(k): v if math.isfinite(v) else None for k, v in curve.items()}
             results[name] |= {"curve": finite} | ({"pruned_at": last} if last < total else {})
-    comparable = [_comparable(primary_metric, run_scores) for run_scores in scores]
-    best = int(np.argmax(comparable))
+    ranks = [rank(primary_metric, results[name]) for name in names]
+    best = max(range(len(ranks)), key=ranks.__getitem__)
     earlier = [
-        _comparable(primary_metric, run["scores"])
-        for run in state.results.values()
-        if "pruned_at" not in run
+        rank(primary_metric, run) for run in state.results.values() if "pruned_at" not in run
     ]
-    if last == total and comparable[best] > max(earlier, default=-math.inf):
+    if last == total and ranks[best] > max(earlier, default=(False, -math.inf)):
         path = state.workdir / BEST_DIR
         write_run(trainer, best, trials[best], scores[best], base_config, path, state.confirm)
     state.record(trainer.workdir, trials, trainer.task, results)
@@ -304,19 +320,6 @@ def _record(
         state.confirm()
         trainer.checkpointer.directory.rmtree()
     distributed.sync_processes("parallel runs")
-
-
-def _comparable(metric: BestMetric, scores: Mapping[str, float | None]) -> float:
-    """Return the metric of a run, the larger the better; -inf if it or the loss is not finite.
-
-    An accuracy of outputs that are NaN is finite. Some evaluations have no loss.
-
-    Args:
-      metric: the metric.
-      scores: scores, of which recorded ones are None in place of a number that is not finite.
-    """
-    finite = {name: math.nan if value is None else value for name, value in scores.items()}
-    return metric.comparable(finite) if math.isfinite(finite.get("loss", 0.0)) else -math.inf
 
 
 def _choose_primary_metric(task: Task, config: Config) -> BestMetric:
@@ -327,53 +330,3 @@ def _choose_primary_metric(task: Task, config: Config) -> BestMetric:
             f"task={config.task}: there is no score to compare runs by. Set best_metric."
         )
     return BestMetric(name, config.greater_is_better)
-
-
-def summarize(
-    trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], primary_metric: BestMetric
-) -> dict[str, Any]:
-    """Return the content of `sweep.json`.
-
-    A run has failed if its loss or the score is not finite, or the task finds its scores
-    degenerate.
-
-    Returns:
-      `primary_metric` is the name of the score that ranks runs, `best` the name of the best run.
-      `points` has a summary of each point of the grid: `label`, `num_runs`, `num_failed`,
-      `num_pruned`, and `mean`, `std`, `min` and `max` of the score over the runs that neither
-      failed nor were pruned. `runs` has `name`, `point` (label of its point), `seed`, `scores`,
-      `failed` and, if it was pruned, `pruned_at`, its last step, of each run.
-
-    Raises:
-      CommandError: no run has a finite score.
-    """
-    name = primary_metric.name
-    comparable = {
-        run_name: -math.inf if "pruned_at" in run else _comparable(primary_metric, run["scores"])
-        for run_name, run in results.items()
-    }
-    points = []
-    for label in dict.fromkeys(trial.label for trial in trials):
-        runs = [results[trial.name] for trial in trials if trial.label == label]
-        complete = [run for run in runs if not (run["failed"] or "pruned_at" in run)]
-        scores = [run["scores"][name] for run in complete]
-        points.append(
-            {
-                "label": label,
-                "num_runs": len(runs),
-                "num_failed": sum(run["failed"] for run in runs),
-                "num_pruned": sum("pruned_at" in run for run in runs),
-                "mean": float(np.mean(scores)) if scores else None,
-                "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
-                "min": min(scores, default=None),
-                "max": max(scores, default=None),
-            }
-        )
-    best = max(comparable, key=comparable.__getitem__)
-    if comparable[best] == -math.inf:
-        raise CommandError(f"no run has a finite {name}: lower optimizer.learning_rate.")
-    all_runs = [
-        {"name": trial.name, "point": trial.label, "seed": trial.config.seed, **results[trial.name]}
-        for trial in trials
-    ]
-    return {"primary_metric": name, "points": points, "best": best, "runs": all_runs}

@@ -25,6 +25,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.schema import read_json_object, read_json_value
 
+BEST_DIR = "best"  # the directory of the best run's checkpoint
 PROPOSALS_FILE = "proposals.json"  # in the workdir of a search
 DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
 
@@ -51,6 +52,11 @@ class SweepState:
         self.workdir, self.confirm = workdir, confirm
         if (workdir / "run.json").exists():
             raise InputError(f"{workdir}: holds a run, not a sweep. Use another --workdir.")
+        if (workdir / BEST_DIR).exists() and not (workdir / PARALLEL_RUNS_DIR).exists():
+            raise InputError(
+                f"{workdir}: has a directory {BEST_DIR} that is of no sweep, and which one would "
+                "replace. Use another --workdir."
+            )
         entries: dict[str, dict[str, Any]] = {}
         for path in self._parallel_dirs():
             if (path / DONE_FILE).exists():
