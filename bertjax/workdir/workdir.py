@@ -83,7 +83,7 @@ def claim_workdir(
     if distributed.is_process_0():
         new_records = [path for path in records if not path.exists()]
         # What a process left that was killed while it wrote; other commands may write here, too.
-        names = "|".join(re.escape(path.name) for path in records)
+        names = "|".join(re.escape(name) for name in ("metrics.jsonl", *(p.name for p in records)))
         for draft in workdir.glob("*.partial"):
             if re.fullmatch(rf"({names})(\.[0-9a-f]{{8}})?\.partial", draft.name):
                 draft.unlink(missing_ok=True)
