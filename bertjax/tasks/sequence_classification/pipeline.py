@@ -85,12 +85,7 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
         names = (*columns.text, *columns.text_pair)
         data = dataset_from_rows("input", rows, columns, False)
-        # NaN, which pandas writes for a missing text, is no JSON.
-        texts = [
-            {name: None if value != value else value for name, value in row.values.items()}
-            for row in rows
-        ]
-        texts = [{name: values[name] for name in names} for values in texts]
+        texts = [{name: _or_none(row.values[name]) for name in names} for row in rows]
         # Rows of a published model may be texts and pairs; null stands for no second text.
         if pairs := {
             number: row
@@ -143,6 +138,11 @@ class SequenceClassificationPipeline(Pipeline[Context]):
         labels = answer.get("labels", [answer.get("label")])
         text = text_block(", ".join(labels) or "No label.", muted=not labels)
         return [text, bar_block(answer["scores"].items())]
+
+
+def _or_none(value: Any) -> Any:
+    """Return a value, None for NaN, which pandas writes for a missing text and JSON lacks."""
+    return None if value != value else value
 
 
 def _reject_pair(location: str, columns: TableColumns) -> None:
