@@ -64,18 +64,19 @@ def check(args: argparse.Namespace) -> None:
     from etils import epath
 
     from bertjax.formats.detection import check_model_exists, find_format
-    from data_pipelines.finetuning.embeddings.run_files import RUN_FILE
 
     check_directory(args.output, "--output")
-    for name in (SCORES_FILE, RUN_FILE):
-        if (epath.Path(args.output) / name).exists():
-            raise InputError(f"--output={args.output}: has {name}. Name another directory.")
     find_format(args.checkpoint)
     check_exists(args.data, "Name a directory with corpus.jsonl.")
     if args.retriever:
         check_model_exists(args.retriever)
     else:
         check_file(args.run_file)
+    from data_pipelines.finetuning.embeddings.run_files import RUN_FILE  # imports NumPy
+
+    for name in (SCORES_FILE, RUN_FILE):
+        if (epath.Path(args.output) / name).exists():
+            raise InputError(f"--output={args.output}: has {name}. Name another directory.")
 
 
 def run(args: argparse.Namespace) -> None:
