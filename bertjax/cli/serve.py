@@ -1,12 +1,10 @@
 """Serve models over HTTP, with a page to try them."""
 
 import argparse
-import contextlib
 import dataclasses
 import re
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from bertjax.cli.files import add_checkpoint
 from bertjax.cli.jax_setup import enable_compilation_cache
@@ -121,19 +119,16 @@ def _models(args: argparse.Namespace) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    reloads: list[int] = []  # SIGHUP ends a process by default: handled before the imports
-    signal.signal(signal.SIGHUP, lambda number, _: reloads.append(number))
-    from bertjax.serving.server import ModelServer, bind_socket
+    with _Hangups() as hangups:  # before the imports, as SIGHUP ends a process by default
+        from bertjax.serving.server import ModelServer, bind_socket
 
-    enable_compilation_cache()
-    with bind_socket(args.host, args.port) as listener:
-        server = ModelServer(
-            listener, _models(args), _limits(args), _access(args), args.log_requests
-        )
-        try:
-            with _reload_at_hangup(server):
-                if reloads:
-                    server.request_reload()
+        enable_compilation_cache()
+        with bind_socket(args.host, args.port) as listener:
+            server = ModelServer(
+                listener, _models(args), _limits(args), _access(args), args.log_requests
+            )
+            try:
+                hangups.reload(server)
                 server.load()
                 host, port = listener.getsockname()[:2]
                 address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -141,16 +136,31 @@ def run(args: argparse.Namespace) -> None:
                     path = "" if name == DEFAULT_MODEL else f"models/{name}/"
                     print(f"http://{address}/{path} {description}: Ctrl-C ends it.", flush=True)
                 server.wait()
-            raise CommandError("the server ended unexpectedly: start it again.")
-        finally:
-            server.close()
+                raise CommandError("the server ended unexpectedly: start it again.")
+            finally:
+                server.close()
 
 
-@contextlib.contextmanager
-def _reload_at_hangup(server: "ModelServer") -> Iterator[None]:
-    """Have SIGHUP reload the models, even where `nohup` has it ignored."""
-    previous = signal.signal(signal.SIGHUP, lambda *_: server.request_reload())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, previous)
+class _Hangups:
+    """Context in which SIGHUP reloads the models of a server, even where `nohup` has it ignored."""
+
+    def __enter__(self) -> Self:
+        self._is_early = False
+        self._server: ModelServer | None = None
+        self._previous = signal.signal(signal.SIGHUP, self._handle)
+        return self
+
+    def reload(self, server: "ModelServer") -> None:
+        """Reload the models of this server at a signal, also at an earlier one."""
+        self._server = server
+        if self._is_early:
+            server.request_reload()
+
+    def _handle(self, *_: object) -> None:
+        if self._server is None:
+            self._is_early = True
+        else:
+            self._server.request_reload()
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGHUP, self._previous)
