@@ -193,6 +193,8 @@ def test_recipes_commands_have_valid_configurations(train, tmp_path, monkeypatch
     assert steps.pop("modern-a-third-of-the-steps") == 20
     assert set(steps.values()) == {60} and len(steps) == 2 + len(recipes.CHANGES)
     assert "| modern | - | 6.0000 |" in table
+    with pytest.raises(SystemExit, match="--only Mon: no row has this name"):
+        run_recipes(monkeypatch, tmp_path, "--only", "Muon", "Mon")
 
 
 @pytest.mark.seconds

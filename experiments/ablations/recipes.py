@@ -15,6 +15,7 @@ since.
 
 import argparse
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,16 +81,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", help="rows to run, by a part of their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="rows to run, by a part of their names"
+    )
     args, extra_flags = parser.parse_known_args()
     check_seeds(args.seeds)
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, MODERN_THIRD: {}}
+    for part in args.only:
+        if not any(part in name for name in variants):
+            sys.exit(f"--only {part}: no row has this name. Rows are {', '.join(variants)}.")
     shared: dict[str, Any] = {"data.max_predictions_per_seq": None, "eval_every": "100%"}
     shared |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
     shared |= {"eval_batches": 0, "checkpoint_every": "50%", "keep_period": 0}
     rows = []
     for name, fields in variants.items():
-        if args.only and not any(word in name for word in args.only):
+        if args.only and not any(part in name for part in args.only):
             continue
         steps = args.steps // 3 if name == MODERN_THIRD else args.steps
         clm_steps = round(CLM_FRACTION * steps) if name in (CLM_FIRST, MODERN, MODERN_THIRD) else 0
