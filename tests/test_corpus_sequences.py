@@ -19,6 +19,7 @@ from pretraining_corpora import (
     write_corpus,
 )
 
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import read_manifest
 from data_pipelines.pretraining import corpus_sequences
@@ -82,6 +83,25 @@ def test_epochs_cover_the_corpus(corpus, packing):
     for step in epoch:
         seen |= documents_of(restored(data.batch(step + len(epoch))))
     assert seen == set(range(TRAIN_DOCUMENTS))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+@pytest.mark.parametrize(
+    ("shortest", "min_filled"), [(1, 0.95), (32, 0.7)], ids=["many a sequence", "one a sequence"]
+)
+def test_documents_of_one_segment_are_all_read(tmp_path, objective, shortest, min_filled):
+    """Such as tweets or abstracts: no epoch cuts them otherwise, so none may always be left out."""
+    numbers = range(TRAIN_DOCUMENTS)
+    documents = [f"w{number} " * (shortest + number % 25) for number in numbers]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    no_eval = CorpusOptions(eval_fraction=0)
+    prepare([str(tmp_path / "text.txt")], TOKENIZER, tmp_path / "corpus", no_eval, workers=1)
+    data = PretrainingData(tmp_path / "corpus", options(1, objective=objective))
+    batches = [data.batch(step) for step in range(20 * data.sequences_per_epoch)]
+    seen = set().union(*(documents_of(batch["input_ids"]) for batch in batches))
+    assert seen >= set(numbers)
+    assert np.mean([batch["example_ids"] > 0 for batch in batches]) > min_filled
 
 
 def test_batch_without_packing_has_one_pair_per_sequence(corpus):

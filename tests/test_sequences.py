@@ -11,10 +11,13 @@ from pretraining_corpora import restored
 
 from data_pipelines.corpus.shards import Shard
 from data_pipelines.pretraining.options import BATCH_ARRAYS, PretrainingOptions
+from data_pipelines.pretraining.packing import pack
+from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.sequences import (
     TARGET_NONPAD_FRACTION,
     PackedPairs,
+    choose_sequences,
     chunk_tokens,
     count_sequences_to_keep,
     draw_sequences,
@@ -89,8 +92,32 @@ def test_count_sequences_to_keep_reaches_the_target_on_average():
     filled = np.bincount(sequence_of_pair, pairs.lengths) / 128
     kept = count_sequences_to_keep(pairs, sequence_of_pair, options)
     target = TARGET_NONPAD_FRACTION
-    assert filled[:kept].mean() >= target or kept == np.ceil(0.9 * len(filled))
-    assert filled[: kept + 1].mean() < target or kept == len(filled)
+    assert filled[:kept].mean() >= target
+    assert kept == len(filled) or filled[: kept + 1].mean() < target
+
+
+def single_segments(text_lengths: np.ndarray) -> Pairs:
+    starts, zeros = np.cumsum(text_lengths) - text_lengths, np.zeros_like(text_lengths)
+    return Pairs(starts, text_lengths, starts + text_lengths, zeros, zeros)
+
+
+def test_count_sequences_to_keep_keeps_all_that_cannot_be_dense():
+    """Leaving out the emptiest would leave out the same texts in every epoch."""
+    pairs = single_segments(np.arange(63, 113))  # a pair of them does not fit
+    options = PretrainingOptions(128, 8, objective="mlm")
+    sequence_of_pair = pack(pairs.lengths, np.ones(50, np.int64), options.sequence_limits)
+    assert count_sequences_to_keep(pairs, sequence_of_pair, options) == 50
+
+
+def test_choose_sequences_leaves_out_none_for_certain_and_the_emptier_more_often():
+    pairs, options = single_segments(np.arange(63, 113)), PretrainingOptions(128, 8)
+    counts = np.zeros(50, int)
+    for seed in range(500):
+        chosen = choose_sequences(pairs, np.arange(50), 40, options, generator(seed))
+        assert len(chosen) == 40 and (np.diff(chosen) > 0).all()
+        counts[chosen] += 1
+    assert counts.min() > 200
+    assert counts[:25].mean() < 0.9 * counts[25:].mean()  # the emptier half
 
 
 @pytest.mark.parametrize("max_seq_length", [8, 32, 128, 512, 4096])

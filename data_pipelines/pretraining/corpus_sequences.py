@@ -27,6 +27,7 @@ from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.sequences import (
     PackedPairs,
+    choose_sequences,
     count_sequences_to_keep,
     draw_sequences,
 )
@@ -289,7 +290,12 @@ class CorpusSequences:
                 self._sections[shard] = self._open(shard)
             for chunk in self._split_into_chunks(shard, "sample", shard):
                 drawn = self._draw_sequences(shard, chunk, ("sample", shard, tokens))
-                num_sequences += count_sequences_to_keep(*drawn, self._options)
+                # Stored pairs are never drawn into others, so none waits for the next epoch.
+                num_sequences += (
+                    int(drawn[1].max()) + 1
+                    if self._has_pairs
+                    else count_sequences_to_keep(*drawn, self._options)
+                )
                 tokens += int(self._sections[shard].sizes(chunk).sum())
                 if tokens >= SAMPLE_TOKENS:
                     return num_sequences, tokens
@@ -316,7 +322,10 @@ class CorpusSequences:
         key = self._rng_key(epoch, shard, chunk)
         min_sequences = num_sequences if self._training else 0  # the eval split has all of them
         pairs, packed = self._draw_sequences(shard, index.items[chunk], key, min_sequences)
-        kept = np.flatnonzero(packed < num_sequences)
-        sequence_of_pair = streams.permutation(num_sequences, *key, "order")[packed[kept]]
+        rng = streams.generator(*key, "kept")
+        chosen = choose_sequences(pairs, packed, num_sequences, self._options, rng)
+        kept = np.flatnonzero(np.isin(packed, chosen))
+        packed = np.searchsorted(chosen, packed[kept])
+        sequence_of_pair = streams.permutation(num_sequences, *key, "order")[packed]
         order = np.argsort(sequence_of_pair, kind="stable")
         return pairs.take(kept[order]), sequence_of_pair[order]

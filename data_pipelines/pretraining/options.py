@@ -105,7 +105,9 @@ class PretrainingOptions:
         "", 'weights of several corpora, in their order, joined by "+"; replace `sampling_alpha`'
     )
     max_examples_per_seq: int | None = field(
-        None, "maximum number of examples in a packed sequence; None: `max_seq_length` / 16"
+        None,
+        "maximum number of examples in a packed sequence; None: `max_seq_length` / 16 with next "
+        "sentence prediction, else / 4",
     )
     workers: int | None = field(
         None, "threads that make batches; None: one per core; does not change the batches"
@@ -197,8 +199,10 @@ class PretrainingOptions:
         )
         if self.objective in CLM_OBJECTIVES:
             predictions = self.max_seq_length
+        # A pair has 16 tokens or more, nearly always; a single segment may have two beside [CLS].
+        smallest = 16 if self.objective == "mlm_nsp" else 4
         examples = self.max_examples_per_seq or (
-            max(1, self.max_seq_length // 16) if self.packing else 1
+            max(1, self.max_seq_length // smallest) if self.packing else 1
         )
         return SequenceLimits(self.max_seq_length, predictions, examples)
 

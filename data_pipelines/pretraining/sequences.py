@@ -5,11 +5,11 @@
 Best fit finds no partner for every pair of medium length, so some sequences are not full. An epoch
 therefore has a fixed number of sequences: as many of the fullest as have `TARGET_NONPAD_FRACTION`
 on average, and `EXTRA_FRACTION` more. The text of the others, at most about a hundredth, is drawn
-anew in the next epoch, into other pairs.
+anew in the next epoch, into other pairs. Texts that cannot be cut otherwise, such as short
+documents, would be left out again: which sequences are kept is therefore drawn, too.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +24,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 # The values of these constants and functions determine the batches of every corpus.
 TARGET_NONPAD_FRACTION = 0.965  # average of the sequences that are kept
-MIN_KEPT_FRACTION = 0.9  # of the packed sequences; the text of the others waits for the next epoch
+MIN_KEPT_FRACTION = 0.9  # of the packed sequences; if fewer are so full, all are kept
 EXTRA_FRACTION = 0.01  # more sequences per epoch than its text is expected to fill
 
 
@@ -91,19 +91,50 @@ def draw_sequences(
 def count_sequences_to_keep(
     pairs: Pairs, sequence_of_pair: np.ndarray, options: PretrainingOptions
 ) -> int:
-    """Return the number of sequences of `draw_sequences` that an epoch keeps, the first ones.
+    """Return the number of sequences of `draw_sequences` that an epoch keeps.
 
-    With packing they have `TARGET_NONPAD_FRACTION` on average, but are no fewer than
-    `MIN_KEPT_FRACTION`. Without packing every sequence is kept.
+    With packing the fullest ones have `TARGET_NONPAD_FRACTION` on average. If they are fewer than
+    `MIN_KEPT_FRACTION`, leaving the others out would waste text and gain little: every sequence is
+    kept, as it is without packing.
     """
-    padding = options.max_seq_length - np.bincount(sequence_of_pair, pairs.lengths)
+    padding = _padding(pairs, sequence_of_pair, options)
     if not options.packing:
         return len(padding)
     max_padding = (
         (1 - TARGET_NONPAD_FRACTION) * options.max_seq_length * np.arange(1, len(padding) + 1)
     )
     kept = int(np.count_nonzero(np.cumsum(padding) <= max_padding))
-    return max(kept, math.ceil(MIN_KEPT_FRACTION * len(padding)))
+    return kept if kept >= MIN_KEPT_FRACTION * len(padding) else len(padding)
+
+
+def choose_sequences(
+    pairs: Pairs,
+    sequence_of_pair: np.ndarray,
+    num_sequences: int,
+    options: PretrainingOptions,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Return which sequences an epoch keeps, int64 [num_sequences], ascending.
+
+    With packing, the emptier a sequence, the likelier it is left out, but none for certain.
+
+    Args:
+      pairs: P pairs.
+      sequence_of_pair: their sequences, as of `draw_sequences`, at least `num_sequences`.
+      num_sequences: number of the sequences to keep.
+      options: the options of the batches.
+      rng: source of randomness.
+    """
+    if not options.packing:
+        return np.arange(num_sequences)
+    padding = _padding(pairs, sequence_of_pair, options)
+    draws = np.sqrt(1 + padding) * rng.random(len(padding))
+    return np.sort(np.argsort(draws, kind="stable")[:num_sequences])
+
+
+def _padding(pairs: Pairs, sequence_of_pair: np.ndarray, options: PretrainingOptions) -> np.ndarray:
+    """Return the padding of each sequence, float64 [S]."""
+    return options.max_seq_length - np.bincount(sequence_of_pair, pairs.lengths)
 
 
 def _prediction_counts(
