@@ -1,5 +1,6 @@
 """Layouts of text files: those that are rejected with a fix, and defects that are warned of."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -127,8 +128,16 @@ def test_yaml_is_rejected_by_its_suffix(tmp_path: pathlib.Path) -> None:
         read(save(tmp_path / "a.yml", "- text: One.\n"))
 
 
-@pytest.mark.parametrize("line", ['{\n  "text": "One."\n}', "{'text': 'One.'}"])
-def test_objects_that_are_not_json_lines_are_rejected(tmp_path, line: str) -> None:
+def test_objects_over_several_lines_are_read(tmp_path: pathlib.Path) -> None:
+    objects = [{"text": "One."}, {"text": "Two."}]
+    text = "\n".join(json.dumps(value, indent=1) for value in objects)
+    assert read(save(tmp_path / "a.jsonl", text)) == [["One."], ["Two."]]
+    text = json.dumps({"data": objects}, indent=1)
+    assert read(save(tmp_path / "a.json", f"\n{text}")) == [["One."], ["Two."]]
+
+
+def test_objects_of_other_syntax_are_rejected(tmp_path: pathlib.Path) -> None:
+    line = "{'text': 'One.'}"
     with pytest.raises(InputError, match=r"a\.txt:1: not JSON \(.*\)\. Write one object per line"):
         read(save(tmp_path / "a.txt", f"{line}\n" * 3))
 

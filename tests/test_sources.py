@@ -303,9 +303,16 @@ def test_bad_records_are_skipped_up_to_the_fraction(tmp_path: pathlib.Path, capl
 
 
 def test_reading_stops_early_with_too_many_bad_records(tmp_path: pathlib.Path) -> None:
-    path = save(tmp_path / "a.jsonl", "{\n" * 100_000)
-    with pytest.raises(InputError, match=r"1,001 of 1,001 records are bad"):
+    path = save(tmp_path / "a.jsonl", '{"a\n' * 110_000)
+    with pytest.raises(InputError, match=r"100,001 of the first 100,001 records are bad"):
         read(path, max_bad_fraction=0.01)
+
+
+def test_bad_records_at_the_start_count_like_others(tmp_path: pathlib.Path) -> None:
+    lines = ['{"a', '{"text": "One."}'] * 1500 + ['{"text": "One."}'] * 7000
+    lines.sort()  # the bad ones first
+    path = save(tmp_path / "a.jsonl", "\n".join(lines))
+    assert sum(map(len, read(path, max_bad_fraction=0.2))) == 8500
 
 
 def test_bad_lines_of_text_are_skipped(tmp_path: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from data_pipelines.text.plain_text import join_wrapped_lines
 
 _log = logging.getLogger(__name__)
 
+_MANY_BAD = 100_000  # bad records that may end the reading of an input early
 _MIN_JSON_CHARS = 1 << 16  # parsed at a time
 _WIKI40B = re.compile(r"\s*_START_ARTICLE_\n")
 # Of the dumps of CirrusSearch (Elasticsearch), before each page.
@@ -50,15 +51,18 @@ class BadRecordCounter:
             raise error
         self._first = self._first or error
         self._bad += 1
-        # Twice as many as allowed: stop early, the input would have to be twice as long.
-        if self._bad > 1000 and self._bad > 2 * self._max_bad_fraction * self._records:
-            self.end()
+        # So many that good ones that follow hardly make up for them: a file may take hours to read.
+        if self._bad > _MANY_BAD and self._bad > 2 * self._max_bad_fraction * self._records:
+            self._end(f"the first {self._records:,}")
 
     def end(self) -> None:
         """Log the bad records, or raise InputError if there are too many."""
+        self._end(f"{self._records:,}")
+
+    def _end(self, read: str) -> None:
         if not self._bad:
             return
-        counts = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
+        counts = f"{self._source}: {self._bad:,} of {read} records are bad"
         if self._bad > self._max_bad_fraction * self._records:
             raise InputError(
                 f"{counts}, more than max_bad_fraction={self._max_bad_fraction:g}. Fix them, or "

@@ -306,7 +306,9 @@ class _SourceReader:
         if layout == "json_list":
             return self._records(f"{source} element ", read_json_list(source, lines))
         if layout == "json_lines":
-            if sum(map(bool, map(str.strip, sample))) == 1:  # perhaps one object with all rows
+            start = [line.strip(" \t\r\n\ufeff") for line in sample if line.strip()]
+            # Objects over several lines, or perhaps one with all rows.
+            if len(start) == 1 or start[0] in ("{", "[{"):
                 text_fields = (field, field.partition(".")[0])
                 return self._records("", read_json_records(source, lines, text_fields))
             return self._records(f"{source}:", enumerate(lines, 1))
