@@ -1,5 +1,6 @@
 """Corpora of texts with entity spans, and pre-training that masks whole entities."""
 
+import collections
 import itertools
 import json
 import pathlib
@@ -10,9 +11,11 @@ import pytest
 from conftest import TOKENIZER
 
 from data_pipelines.corpus import spool as spool_module
+from data_pipelines.corpus.annotated_text import record_batches
 from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import read_manifest, read_shard
+from data_pipelines.corpus.spool import Position
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -168,6 +171,13 @@ def test_prepare_skips_a_fraction_of_bad_lines(tmp_path, caplog) -> None:
     options = CorpusOptions(eval_fraction=0, num_shards=1, read_options=read_options)
     manifest = prepare([path], TOKENIZER, tmp_path / "corpus", options, workers=1)
     assert manifest.totals["documents"] == 5 and "1 of 6 records are bad" in caplog.text
+
+
+def test_empty_documents_fill_batches(tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", *[{"text": "", "entities": []}] * 10_000)
+    start = Position(0, 0)
+    batches = record_batches([path], ReadOptions(spans="entities"), start, collections.deque())
+    assert max(map(len, batches)) < 5000
 
 
 @pytest.mark.slow

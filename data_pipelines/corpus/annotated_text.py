@@ -30,6 +30,7 @@ from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _BATCH_CHARS = 1 << 18  # of text, per batch of a worker
+_MIN_CHARS = 64  # that a document counts beside its text, so that empty ones fill batches, too
 _LINE = re.compile(r"[^\r\n]+")
 _LINE_END = re.compile(r"[\r\n]")
 
@@ -65,7 +66,9 @@ def record_batches(
             for done, document in enumerate(documents, skipped + 1):
                 yield Position(number, done), document
 
-    for batch in group_by_size(records(), lambda item: len(item[1].text), _BATCH_CHARS):
+    for batch in group_by_size(
+        records(), lambda item: _MIN_CHARS + len(item[1].text), _BATCH_CHARS
+    ):
         positions.append(batch[-1][0])
         yield [document for _, document in batch]
 

@@ -66,6 +66,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 log = logging.getLogger(__name__)
 
 _BATCH_CHARS = 1 << 18  # characters of text per batch of a worker
+_MIN_CHARS = 64  # that a document counts beside its text, so that empty ones fill batches, too
 _CHECKED_SOURCES = 16  # sources whose vocabulary coverage is measured
 _CHECKED_DOCUMENTS = 50  # documents measured per source
 
@@ -218,7 +219,7 @@ def _batches(
                 yield Position(number, done), "\n".join(lines)
 
     next_source = start.source
-    for batch in group_by_size(documents(), lambda item: len(item[1]), _BATCH_CHARS):
+    for batch in group_by_size(documents(), lambda item: _MIN_CHARS + len(item[1]), _BATCH_CHARS):
         new_texts: dict[str, list[str]] = {}
         for position, text in batch:
             if next_source <= position.source < _CHECKED_SOURCES:
