@@ -160,8 +160,10 @@ def _rows_of(value: Any, keys: Iterable[str]) -> tuple[str, list[Any]]:
         rows = value.get(key)
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return f"the list {key!r} of one JSON object", rows
-    if value.keys() >= {"columns", "data"} and all(isinstance(row, list) for row in value["data"]):
-        rows = [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
+    names, table = value.get("columns"), value.get("data")
+    is_table = isinstance(names, list) and isinstance(table, list)
+    if is_table and all(isinstance(row, list) for row in table):
+        rows = [dict(zip(map(str, names), row, strict=False)) for row in table]
         return "columns and rows of one JSON object", rows
     columns = list(value.values())
     if not columns or not all(isinstance(column, dict) and column for column in columns):

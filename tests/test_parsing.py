@@ -51,6 +51,8 @@ def test_read_json_records_reads_objects_over_several_lines() -> None:
         {"words": ["a", "b"], "tags": ["O", "O"]},
         {"premise": {"en": "a", "de": "b"}, "hypothesis": {"en": "c", "de": "d"}},
         {"text": "a", "items": [{"start": 0}]},
+        {"text": "a", "columns": ["x"], "data": 5},
+        {"text": "a", "columns": 5, "data": [[1]]},
         {"id": 1, "examples": [{"text": "x"}], "context": "c", "question": "q", "choices": ["a"]},
     ],
 )
