@@ -292,6 +292,10 @@ def test_main_rejects_invalid_arguments(refused, tmp_path, monkeypatch, argument
             "text.txt: more than once in the inputs",
         ),
         (
+            ["vocab", "--input", "*.txt", "--sampling-alpha", "0.7", "--output", "vocab.txt"],
+            "--sampling-alpha=0.7: one --input has one fraction",
+        ),
+        (
             ["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"],
             "--output=text.txt/x: text.txt is a file",
         ),

@@ -77,6 +77,11 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')}={value}: {problem}")
     if args.extend is None:
         check_new_file(args.output)
+        if args.sampling_alpha not in (None, 1) and len(args.input) == 1:
+            raise InputError(
+                f"--sampling-alpha={args.sampling_alpha}: one --input has one fraction. Name an "
+                "input for each language."
+            )
         return
     from bertjax.formats.detection import find_format
 
