@@ -248,6 +248,12 @@ def test_read_squad_reads_cells_of_pandas(tmp_path) -> None:
         read_squad(path)
 
 
+def test_read_squad_reads_an_answer_in_braces_as_text(tmp_path) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text('id,context,question,answer,answer_start\n1,"A {1, 2}.",q,"{1, 2}",2\n')
+    assert read_squad(path).questions[0].answers == (Answer("{1, 2}", 2),)
+
+
 def test_read_squad_takes_an_empty_answer_of_a_row_as_none(tmp_path) -> None:
     path, fields = tmp_path / "f.jsonl", {"context": "A b.", "question": "q", "_id": 1}
     path.write_text(json.dumps(fields | {"answers": {"text": [""], "answer_start": [-1]}}))

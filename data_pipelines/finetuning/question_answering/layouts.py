@@ -20,6 +20,7 @@ from data_pipelines.parsing import parse_json, parse_object
 FIX = "Give data in SQuAD's layout"
 ID_FIELDS = ("id", "guid", "qid", "question_id", "_id")  # SQuAD, KLUE-MRC, MRQA, others
 _TEXT_FIELDS = ("answer_text", "answer")  # of a row with one answer and its answer_start
+_OBJECT = re.compile(r"""\{\s*['"](?:text|answer_start)['"]\s*:""")  # no text such as {Oslo}
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
@@ -168,7 +169,7 @@ def get_answers(record: QuestionRecord) -> list[tuple[str, int]] | None:
         if name is None:
             return None
         value, location = fields[name], f"{location}.{name}"
-        if isinstance(value, str) and not value.startswith("{"):
+        if isinstance(value, str) and not _OBJECT.match(value):
             start = get_field(record.location, fields, "answer_start", object)
             value = {"text": value, "answer_start": start}
     else:
