@@ -143,6 +143,16 @@ def test_scored_batches_may_repeat_texts_and_use_each_example_once_an_epoch() ->
         assert len({*rows}) == 20
 
 
+@pytest.mark.parametrize(("repeated", "is_said"), [(12, True), (2, False)])
+def test_examples_that_repeated_texts_leave_out_are_said(
+    repeated: int, is_said: bool, caplog
+) -> None:
+    rows = [("ba", f"do {'ki ' * i}") for i in range(repeated)]
+    rows += [(f"lu {'me ' * i}", f"me {'lu ' * i}") for i in range(14)]
+    TupleBatches(True, encode(rows), 0, 4, SHAPE, 8, 1)
+    assert ("batch_size=4: an epoch leaves out" in caplog.text) == is_said
+
+
 def test_text_ids_are_those_of_the_tokens() -> None:
     ids = find_text_ids(encode([("ba do", "BA  Do"), ("ba", "do")]))
     assert ids.tolist() == [1, 1, 2, 3]

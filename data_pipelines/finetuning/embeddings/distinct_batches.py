@@ -6,6 +6,7 @@ from the seed and its number, so batches depend neither on processes nor on inte
 
 import collections
 import dataclasses
+import logging
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from data_pipelines.finetuning.packed_examples import (
     pack_examples,
 )
 from data_pipelines.finetuning.training_batches import shuffle_by_length
+
+_MAX_UNREAD = 0.02  # of an epoch's examples, without a warning
+_log = logging.getLogger("data_pipelines")
 
 SLOTS = "text_slots"  # target: the index of a text among those of its batch
 
@@ -70,10 +74,24 @@ class TupleBatches:
         most = 0
         while self._first_steps[-1] < steps:
             plan = self._epoch(len(self._first_steps) - 1)
+            if len(self._first_steps) == 1:
+                self._warn_of_unread(plan)
             for rows in plan[: steps - self._first_steps[-1]]:
                 most = max(most, self._layout(rows).num_sequences)
             self._first_steps.append(self._first_steps[-1] + len(plan))
         self.num_sequences = -(-most // pad_to_multiple_of) * pad_to_multiple_of
+
+    def _warn_of_unread(self, plan: np.ndarray) -> None:
+        """Warn if texts that repeat keep many examples out of the batches of an epoch."""
+        unread, num_examples = len(self._sizes) - plan.size, len(self._sizes)
+        if unread >= self._batch_size and unread > _MAX_UNREAD * num_examples:
+            _log.warning(
+                "batch_size=%d: an epoch leaves out %d of %d examples, as their texts repeat and "
+                "no text may be in a batch twice. A smaller batch leaves out fewer.",
+                self._batch_size,
+                unread,
+                num_examples,
+            )
 
     def rows(self, step: int) -> np.ndarray:
         """Return the examples of a step, int64 [batch_size]."""
