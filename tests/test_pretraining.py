@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import pathlib
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -164,6 +165,13 @@ def test_mixture_covers_all_corpora(two):
     for step in range(-(-data.sequences_per_epoch // 16) + 10):
         seen |= documents_of(restored(data.batch(step)))
     assert len(seen) >= 0.98 * TRAIN_DOCUMENTS
+
+
+def test_corpus_may_have_the_separator_in_its_name(corpus, tmp_path):
+    renamed = shutil.copytree(corpus, tmp_path / "c++" / "a+b")
+    assert_equal(
+        PretrainingData(renamed, options()).batch(3), PretrainingData(corpus, options()).batch(3)
+    )
 
 
 def test_mixture_rejects_incompatible_corpora(two, tmp_path):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
+from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import thread_map
 from data_pipelines.pretraining import sequences
@@ -264,6 +265,8 @@ def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
         tokenizers.
     """
     paths = [epath.Path(path) for path in str(directory).split(CORPUS_SEPARATOR)]
+    if len(paths) > 1 and (epath.Path(directory) / MANIFEST).exists():
+        paths = [epath.Path(directory)]  # its name has the separator
     if len(paths) == 1:
         return {paths[0].name: Corpus(paths[0], split)}
     corpora: dict[str, Corpus] = {}
