@@ -77,6 +77,17 @@ def test_memory_fixes_come_mildest_first(is_cpu, overrides, corpus) -> None:
     assert all(isinstance(fixed, Config) for fixed in fixes.values())
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [(4, []), (12, [3]), (24, [2, 6]), (40, [2, 5, 10]), (96, [2, 4, 8, 24])],
+)
+def test_memory_fixes_end_with_one_sequence_at_a_time(batch_size, expected, corpus) -> None:
+    """Whatever divides the batch, at most half as many at a time as before."""
+    config = make_run_config(corpus, batch_size=batch_size)
+    fixes = [fixed for _, fixed in memory_fixes(config, 4, is_cpu=True)]
+    assert [fixed.gradient_accumulation_steps for fixed in fixes] == expected
+
+
 def test_available_host_memory_is_what_limits_leave(monkeypatch) -> None:
     whole = available_host_memory()
     assert 0 < whole < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -54,11 +54,12 @@ def memory_fixes(config: Config, num_shards: int, is_cpu: bool) -> Iterator[tupl
         override = "--config.model.remat=True "
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True))
         yield override.rstrip(), config
-    steps = 2 * config.gradient_accumulation_steps
-    while config.batch_size % (steps * num_shards) == 0:
-        fixed = dataclasses.replace(config, gradient_accumulation_steps=steps)
-        yield f"{override}--config.gradient_accumulation_steps={steps}", fixed
-        steps *= 2
+    steps, per_shard = config.gradient_accumulation_steps, config.batch_size // num_shards
+    for divisor in range(2, per_shard + 1):
+        if per_shard % divisor == 0 and divisor >= 2 * steps:  # half as many at a time, or fewer
+            steps = divisor
+            fixed = dataclasses.replace(config, gradient_accumulation_steps=steps)
+            yield f"{override}--config.gradient_accumulation_steps={steps}", fixed
 
 
 class MemoryBudget:
