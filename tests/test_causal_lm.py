@@ -87,7 +87,7 @@ def test_clm_reverse_is_clm_of_reversed_sequences(corpus) -> None:
         return float(total / weight)
 
     assert loss(back, batch) == pytest.approx(loss(ahead, reverse), rel=1e-6)
-    assert loss(back, batch) != pytest.approx(loss(ahead, batch), rel=1e-5)
+    assert loss(back, batch) != pytest.approx(loss(ahead, batch), rel=3e-6)
 
 
 def test_last_positions_are_those_of_each_example() -> None:

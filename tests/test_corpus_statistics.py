@@ -70,7 +70,7 @@ def test_statistics_of_uneven_shards(tmp_path) -> None:
     text.write_text("\n\n".join(documents))
     prepare([str(text)], TOKENIZER, tmp_path / "corpus", CorpusOptions(0, num_shards=2))
     (packing,) = compute_corpus_statistics(tmp_path / "corpus", [32]).packing
-    assert packing.nonpad_fraction > 0.8 and packing.seen_fractions[2] > 0.99
+    assert packing.nonpad_fraction > 0.8 and packing.seen_fractions[2] > 0.97
 
 
 def test_statistics_have_the_scripts_of_letters(statistics) -> None:
